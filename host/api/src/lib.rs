@@ -1,0 +1,1 @@
+//! The OpenAI API: the only crate that knows HTTP.

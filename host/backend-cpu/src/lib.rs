@@ -1,0 +1,1 @@
+//! The CPU backend, and the oracle for every kernel.

@@ -1,0 +1,1 @@
+//! The scripted model: a backend that plays a file.

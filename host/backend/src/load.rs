@@ -1,0 +1,52 @@
+//! From a model to a backend: what to load, and what it costs.
+
+use contract::PAGE_TOKENS;
+
+/// What an operator may choose about a backend; every field is what was asked, not yet what will be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadOptions {
+    pub seats: u16,
+    /// Rows in one step.
+    pub max_rows: u32,
+    /// Longest sequence; `None`: the model's own.
+    pub context_len: Option<u32>,
+    /// Tokens in the KV pool; `None`: what the memory rule gives.
+    pub kv_tokens: Option<u32>,
+    /// Worker threads; `None`: one per core.
+    pub threads: Option<usize>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { seats: 16, max_rows: 512, context_len: None, kv_tokens: None, threads: None }
+    }
+}
+
+/// Where the memory goes, in bytes, printed at start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPlan {
+    pub weights: u64,
+    /// Weights that were copied into another layout, on top of what is mapped.
+    pub repacked: u64,
+    pub workspace: u64,
+    pub state: u64,
+    pub kv_pool: u64,
+    pub kv_bytes_per_token: u64,
+    pub pages: u32,
+    pub seats: u16,
+    /// Asked-for settings that could not be kept, one sentence each with the numbers.
+    pub lowered: Vec<String>,
+}
+
+impl MemoryPlan {
+    pub fn kv_tokens(&self) -> u64 {
+        u64::from(self.pages) * u64::from(PAGE_TOKENS)
+    }
+}
+
+/// How far a load is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    pub bytes_done: u64,
+    pub bytes_total: u64,
+}

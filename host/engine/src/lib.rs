@@ -1,0 +1,1 @@
+//! The step loop: one thread, one mailbox, token ids only.

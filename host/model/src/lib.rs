@@ -1,0 +1,1 @@
+//! Model files to a spec, named weights and a list of block operations.

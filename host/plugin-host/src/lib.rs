@@ -1,0 +1,1 @@
+//! Sandboxed plugins: the only crate that knows wasmtime.

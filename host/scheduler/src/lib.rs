@@ -1,0 +1,1 @@
+//! The pure core: queues, pages, prefix cache and step planning.

@@ -1,0 +1,1 @@
+//! The binary: settings, wiring, command line.

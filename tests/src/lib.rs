@@ -1,0 +1,1 @@
+//! The tests live under `it/`, one binary.

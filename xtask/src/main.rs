@@ -1,1 +1,54 @@
-fn main() {}
+//! Automation in Rust: `cargo xtask <command>`. Run without a command for the list.
+
+mod demo;
+mod fuzz;
+mod plugins;
+mod process;
+mod test;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+const USAGE: &str = "\
+cargo xtask demo            build the release binary, fetch SmolLM2 and serve it
+cargo xtask test            everything that CI checks: format, lints, tidy, guests, tests, fuzz targets
+cargo xtask plugins         rebuild the bundled components into plugins/dist
+cargo xtask plugins --check compare plugins/dist with the sources it was built from
+cargo xtask tidy            repository rules: imports, lengths, environment reads, fresh components
+cargo xtask fuzz [SECONDS]  run every fuzz target (60 seconds each)
+cargo xtask bench [NAME]    speed figures, written to tests/bench/results";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let root = root();
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        ["demo", rest @ ..] => demo::run(&root, rest),
+        ["test"] => test::run(&root),
+        ["plugins"] => plugins::run(&root, false),
+        ["plugins", "--check"] => plugins::run(&root, true),
+        ["tidy"] => tidy::run(&root),
+        ["fuzz"] => fuzz::run(&root, 60),
+        ["fuzz", seconds] => fuzz::run(&root, seconds.parse()?),
+        ["bench", rest @ ..] => process::cargo(&root).args(["run", "--release", "-p", "bench", "--"]).args(rest).check(),
+        _ => anyhow::bail!("unknown command\n\n{USAGE}"),
+    }
+}
+
+/// The repository: this crate's folder is one below it.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_path_buf()
+}

@@ -1,0 +1,172 @@
+//! The client side: submit requests, read their streams, look at the engine.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+
+use contract::generation::{GenerationError, Request, TokenEvent};
+use contract::policy::SchedulePolicy;
+use tokio::sync::mpsc as out;
+
+use crate::config::EngineLimits;
+use crate::message::{Msg, Submission};
+use crate::status::{EngineStatus, Shared};
+
+/// Events that may wait in a request's channel. A step sends one; a client this far behind is parked.
+pub(crate) const OUT_EVENTS_MAX: usize = 64;
+
+/// Why a request was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    #[error("{queued} requests wait already, the limit is {limit}; retry after {retry_after_s} s")]
+    QueueFull { queued: usize, limit: usize, retry_after_s: u32 },
+    #[error("a prompt of {prompt_tokens} tokens leaves no room in the context of {context_len} tokens")]
+    TooLong { prompt_tokens: u32, context_len: u32 },
+    #[error(
+        "the request needs {needed_tokens} tokens of KV, the pool holds {pool_tokens}; shorten the prompt or enlarge the pool"
+    )]
+    NeverFits { needed_tokens: u64, pool_tokens: u64 },
+    /// The request itself is wrong: an empty prompt, a token outside the vocabulary, no token to generate.
+    #[error("invalid request: {0}")]
+    Invalid(String),
+    #[error("the engine has stopped: {0}")]
+    Stopped(String),
+}
+
+/// A running engine; clones share it. Dropping the last one stops the engine.
+#[derive(Clone)]
+pub struct Handle {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    mailbox: mpsc::Sender<Msg>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The engine may have stopped by itself; then nobody needs the message.
+        let _ = self.mailbox.send(Msg::Shutdown);
+    }
+}
+
+impl Handle {
+    pub(crate) fn new(mailbox: mpsc::Sender<Msg>, shared: Arc<Shared>) -> Self {
+        Self { inner: Arc::new(Inner { mailbox, shared }) }
+    }
+
+    pub fn limits(&self) -> &EngineLimits {
+        &self.inner.shared.limits
+    }
+
+    /// Checks a request against the limits and puts it in the mailbox; never blocks.
+    pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
+        let shared = &self.inner.shared;
+        if let Some(why) = shared.stopped() {
+            return Err(SubmitError::Stopped(why));
+        }
+        check(&request, &shared.limits)?;
+        let id = shared.admit()?;
+        let (sender, events) = out::channel(OUT_EVENTS_MAX);
+        let submission = Submission { id, request, sender };
+        if self.inner.mailbox.send(Msg::Submit(Box::new(submission))).is_err() {
+            shared.live.fetch_sub(1, Ordering::AcqRel);
+            return Err(SubmitError::Stopped(shared.stopped().unwrap_or_else(|| "its thread ended".into())));
+        }
+        Ok(Generation { id, events, mailbox: self.inner.mailbox.clone(), shared: Arc::clone(shared), ended: false })
+    }
+
+    pub fn status(&self) -> EngineStatus {
+        self.inner.shared.status()
+    }
+
+    /// Exchanges the policy between two steps; it starts from a snapshot and no request is dropped.
+    pub fn swap_policy(&self, policy: Box<dyn SchedulePolicy>) {
+        // A stopped engine has no policy to exchange.
+        let _ = self.inner.mailbox.send(Msg::SwapPolicy(policy));
+    }
+
+    /// Stops the engine after the step that runs; every request that is still open ends as `Shutdown`.
+    pub fn shutdown(&self) {
+        let _ = self.inner.mailbox.send(Msg::Shutdown);
+    }
+}
+
+fn check(request: &Request, limits: &EngineLimits) -> Result<(), SubmitError> {
+    let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
+    if prompt_tokens == 0 {
+        return Err(SubmitError::Invalid("the prompt is empty; it needs at least one token".into()));
+    }
+    if request.max_new_tokens == 0 {
+        return Err(SubmitError::Invalid("max_new_tokens is 0; it must be at least 1".into()));
+    }
+    if prompt_tokens >= limits.context_len {
+        return Err(SubmitError::TooLong { prompt_tokens, context_len: limits.context_len });
+    }
+    // The sampled token of a step has no KV yet, so a prompt that fills the pool can still give one token.
+    if u64::from(prompt_tokens) > limits.kv_tokens {
+        return Err(SubmitError::NeverFits {
+            needed_tokens: u64::from(prompt_tokens) + 1,
+            pool_tokens: limits.kv_tokens,
+        });
+    }
+    if let Some(position) = request.prompt.iter().position(|&token| token >= limits.vocab) {
+        return Err(SubmitError::Invalid(format!(
+            "prompt token {} at position {position} is not below the vocabulary size {}",
+            request.prompt[position], limits.vocab
+        )));
+    }
+    Ok(())
+}
+
+/// One request's stream. Dropping it aborts the request within one step.
+pub struct Generation {
+    id: u64,
+    events: out::Receiver<TokenEvent>,
+    mailbox: mpsc::Sender<Msg>,
+    shared: Arc<Shared>,
+    ended: bool,
+}
+
+impl Generation {
+    /// The next event; `None` after the last one (`Finished` or `Failed`).
+    pub async fn next(&mut self) -> Option<TokenEvent> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.recv().await;
+        Some(self.took(event))
+    }
+
+    /// As [`Generation::next`], for threads outside an async runtime.
+    pub fn blocking_next(&mut self) -> Option<TokenEvent> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.blocking_recv();
+        Some(self.took(event))
+    }
+
+    fn took(&mut self, event: Option<TokenEvent>) -> TokenEvent {
+        // A stream that closes without an end means that the engine's thread is gone: say so instead of hanging.
+        let event = event.unwrap_or_else(|| {
+            let why = self.shared.stopped().unwrap_or_else(|| "its thread ended".into());
+            TokenEvent::Failed(GenerationError::Engine(why))
+        });
+        self.ended = matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed(_));
+        if !self.ended && self.shared.parked.load(Ordering::Acquire) > 0 {
+            let _ = self.mailbox.send(Msg::Drained(self.id));
+        }
+        event
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.events.close();
+            let _ = self.mailbox.send(Msg::Abort(self.id));
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! The mailbox of the engine thread.
+//!
+//! The channel has no capacity of its own; its length is bounded by what may be put in: one `Submit` and one `Abort`
+//! per admitted request (admission is bounded by `seats + max_queued`), and `Drained` only while a request is parked,
+//! at most once per event of a bounded channel.
+
+use contract::generation::{Request, TokenEvent};
+use contract::policy::SchedulePolicy;
+use tokio::sync::mpsc::Sender;
+
+pub(crate) enum Msg {
+    Submit(Box<Submission>),
+    /// The client went away.
+    Abort(u64),
+    /// The client took an event while some request was parked.
+    Drained(u64),
+    SwapPolicy(Box<dyn SchedulePolicy>),
+    Shutdown,
+}
+
+pub(crate) struct Submission {
+    pub id: u64,
+    pub request: Request,
+    pub sender: Sender<TokenEvent>,
+}

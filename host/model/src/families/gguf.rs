@@ -1,0 +1,153 @@
+//! Settings and tensor names of GGUF files.
+
+use backend::ops::{AttentionShape, ModelSpec, Rope};
+use backend::weights::{Weight, WeightType};
+
+use super::{FAMILIES, Family};
+use crate::decoder::{LayerPart, Part, Settings, Tensors, assemble};
+use crate::error::ModelError;
+use crate::gguf::{Gguf, GgufError, Metadata, Required};
+
+const ROPE_DIVISORS: &str = "rope_freqs.weight";
+
+/// The model of a GGUF file, by its `general.architecture`.
+pub fn from_gguf(gguf: &Gguf) -> Result<ModelSpec, ModelError> {
+    let architecture = gguf.metadata().string("general.architecture").required("general.architecture")?;
+    let family = FAMILIES.iter().find(|family| family.name == architecture);
+    let family = family.ok_or_else(|| {
+        let known = FAMILIES.map(|family| family.name).join(", ");
+        ModelError::Architecture { found: architecture.to_owned(), known }
+    })?;
+    assemble(&settings(gguf, family)?, gguf)
+}
+
+/// Reads the keys `ARCHITECTURE.NAME`.
+struct Keys<'a> {
+    metadata: Metadata<'a>,
+    architecture: &'static str,
+}
+
+impl Keys<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    fn optional(&self, name: &str) -> Result<Option<u32>, GgufError> {
+        self.metadata.u32(&self.key(name))
+    }
+
+    fn required(&self, name: &str) -> Result<u32, GgufError> {
+        self.optional(name).required(&self.key(name))
+    }
+
+    fn unsupported<T>(&self, name: &str, found: impl ToString, expected: &str) -> Result<T, ModelError> {
+        Err(ModelError::Setting { key: self.key(name), found: found.to_string(), expected: expected.to_owned() })
+    }
+}
+
+fn settings(gguf: &Gguf, family: &'static Family) -> Result<Settings, ModelError> {
+    let keys = Keys { metadata: gguf.metadata(), architecture: family.name };
+    if let Some(experts @ 1..) = keys.optional("expert_count")? {
+        return keys.unsupported("expert_count", experts, "mixtures of experts are not supported");
+    }
+    let hidden = keys.required("embedding_length")? as usize;
+    let heads = keys.required("attention.head_count")? as usize;
+    let kv_heads = keys.optional("attention.head_count_kv")?.map_or(heads, |n| n as usize);
+    let head_dim = match keys.optional("attention.key_length")? {
+        Some(head_dim) => head_dim as usize,
+        None if heads > 0 => hidden / heads,
+        None => return keys.unsupported("attention.head_count", 0, "expected at least 1"),
+    };
+    if let Some(value) = keys.optional("attention.value_length")?
+        && value as usize != head_dim
+    {
+        let expected = format!("values as wide as keys ({head_dim}) are supported");
+        return keys.unsupported("attention.value_length", value, &expected);
+    }
+    let eps = keys.key("attention.layer_norm_rms_epsilon");
+    let rope = rope(gguf, &keys, head_dim)?;
+    Ok(Settings {
+        family: family.name,
+        hidden,
+        ffn: keys.required("feed_forward_length")? as usize,
+        layers: keys.required("block_count")?,
+        attention: AttentionShape { heads, kv_heads, head_dim },
+        context_len: keys.required("context_length")?,
+        norm_eps: keys.metadata.f32(&eps).required(&eps)?,
+        rope,
+        qk_norm: family.qk_norm,
+        interleaved_qk: family.gguf_interleaves_qk,
+        tied_head: None,
+        used_tensors: vec![ROPE_DIVISORS.to_owned()],
+    })
+}
+
+/// Base frequencies, divided by `rope_freqs.weight` where the file has it (how llama-3 scaling is stored).
+fn rope(gguf: &Gguf, keys: &Keys<'_>, head_dim: usize) -> Result<Rope, ModelError> {
+    let dims = keys.optional("rope.dimension_count")?.map_or(head_dim, |n| n as usize);
+    if dims > head_dim || !dims.is_multiple_of(2) {
+        let expected = format!("expected an even number up to the head size {head_dim}");
+        return keys.unsupported("rope.dimension_count", dims, &expected);
+    }
+    let theta = keys.metadata.f32(&keys.key("rope.freq_base"))?.unwrap_or(10_000.0);
+    if theta <= 0.0 {
+        return keys.unsupported("rope.freq_base", theta, "expected a number above 0");
+    }
+    let mut rope = Rope::plain(dims, f64::from(theta));
+    match keys.metadata.string(&keys.key("rope.scaling.type"))? {
+        None | Some("none") => {}
+        Some("linear") => {
+            let key = keys.key("rope.scaling.factor");
+            let factor = keys.metadata.f32(&key).required(&key)?;
+            rope.inv_freq.iter_mut().for_each(|f| *f /= factor);
+        }
+        Some(other) => return keys.unsupported("rope.scaling.type", other, "`none` and `linear` are supported"),
+    }
+    if gguf.tensor(ROPE_DIVISORS).is_some() {
+        let weight = gguf.weight(ROPE_DIVISORS)?;
+        if weight.ty != WeightType::F32 || weight.rows != 1 || weight.cols != dims / 2 {
+            let reason = format!("expected {} numbers of type F32, found {weight:?}", dims / 2);
+            return Err(GgufError::Tensor { name: ROPE_DIVISORS.to_owned(), reason }.into());
+        }
+        for (frequency, bytes) in rope.inv_freq.iter_mut().zip(weight.row(0).chunks_exact(4)) {
+            *frequency /= f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+    }
+    Ok(rope)
+}
+
+impl Tensors for Gguf {
+    fn name(&self, part: Part) -> String {
+        let (layer, part) = match part {
+            Part::Embedding => return "token_embd.weight".to_owned(),
+            Part::FinalNorm => return "output_norm.weight".to_owned(),
+            Part::Head => return "output.weight".to_owned(),
+            Part::Layer(layer, part) => (layer, part),
+        };
+        let name = match part {
+            LayerPart::AttentionNorm => "attn_norm",
+            LayerPart::Q => "attn_q",
+            LayerPart::K => "attn_k",
+            LayerPart::V => "attn_v",
+            LayerPart::QNorm => "attn_q_norm",
+            LayerPart::KNorm => "attn_k_norm",
+            LayerPart::AttentionOut => "attn_output",
+            LayerPart::FfnNorm => "ffn_norm",
+            LayerPart::Gate => "ffn_gate",
+            LayerPart::Up => "ffn_up",
+            LayerPart::Down => "ffn_down",
+        };
+        format!("blk.{layer}.{name}.weight")
+    }
+
+    fn weight(&self, name: &str) -> Result<Option<Weight>, ModelError> {
+        if self.tensor(name).is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Gguf::weight(self, name)?))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.tensors().iter().map(|tensor| tensor.name.clone()).collect()
+    }
+}

@@ -1,0 +1,23 @@
+//! The model families, as differences from the shared decoder, and how their settings are read.
+
+mod gguf;
+mod llama;
+mod qwen3;
+
+pub use gguf::from_gguf;
+
+/// What sets one family apart.
+#[derive(Debug)]
+pub struct Family {
+    /// `general.architecture` of a GGUF file; also the name in logs.
+    pub name: &'static str,
+    /// `architectures[0]` of a `config.json`.
+    pub hf_name: &'static str,
+    /// Per-head norms of q and k before the rotary embedding.
+    pub qk_norm: bool,
+    /// Its GGUF files interleave the rows of q and k.
+    pub gguf_interleaves_qk: bool,
+}
+
+/// Every family that can be served.
+pub const FAMILIES: [&Family; 2] = [&llama::FAMILY, &qwen3::FAMILY];

@@ -1,1 +1,29 @@
-//! Sandboxed plugins: the only crate that knows wasmtime.
+//! Sandboxed plugins: output stages, chat templates and schedulers as WebAssembly components.
+//!
+//! The only crate that knows wasmtime. It knows no tokio, no HTTP, no engine: it turns a component into one of the
+//! three traits of `contract` ([`contract::output::OutputStage`], [`contract::template::ChatTemplate`],
+//! [`contract::policy::SchedulePolicy`]) and makes sure that nothing a component does costs more than one request.
+//!
+//! Start with [`PluginHost`] in `host.rs`; `load.rs` is what happens to a component before its first call, `engine.rs`
+//! and `sandbox.rs` the limits every call runs under, `stage.rs`, `template.rs` and `scheduler.rs` the three adapters.
+
+pub mod bundled;
+mod config;
+mod error;
+mod host;
+mod inspect;
+mod limits;
+mod manifest;
+mod status;
+
+pub use bundled::{Catalogue, CatalogueEntry};
+pub use config::{
+    COMPONENT_BYTES_DEFAULT, COMPONENT_BYTES_MAX, Capability, Grants, HostConfig, LimitOverrides, PluginSource,
+    PluginTokenizer, TemplateModel,
+};
+pub use error::PluginLoadError;
+pub use host::PluginHost;
+pub use inspect::Inspection;
+pub use limits::Limits;
+pub use manifest::{Alias, Failure, FailurePolicy, Kind, Manifest, ManifestLimits};
+pub use status::{PluginState, PluginStatus};

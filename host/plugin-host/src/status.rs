@@ -1,0 +1,77 @@
+//! What can be seen of a loaded plugin from outside: `GET /plugins` and the lines printed at start.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::config::Capability;
+use crate::limits::Limits;
+use crate::manifest::{FailurePolicy, Kind};
+
+/// One loaded plugin, now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PluginStatus {
+    pub name: String,
+    pub version: String,
+    pub kind: Kind,
+    /// Where it came from: a catalogue name or a path.
+    pub source: String,
+    /// Lower-case hex SHA-256 of the component.
+    pub digest: String,
+    pub size_bytes: u64,
+    /// The WIT package and version the component was built against.
+    pub wit: String,
+    /// What it imports and was granted.
+    pub capabilities: Vec<Capability>,
+    pub limits: Limits,
+    pub policy: FailurePolicy,
+    /// The settings in effect, as JSON.
+    pub settings_json: String,
+    pub state: PluginState,
+    pub calls: u64,
+    pub latency_mean: Duration,
+    pub latency_max: Duration,
+    /// Failed calls by cause: `late`, `memory`, `output`, `stack`, `trap`, `quota`, `violation`, `refused`.
+    pub traps: BTreeMap<&'static str, u64>,
+    /// Streams continued in a fresh store, the client none the wiser.
+    pub replays: u64,
+    /// Times the declared failure policy was applied.
+    pub fallbacks: u64,
+    pub memory_bytes_max: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PluginState {
+    Healthy,
+    /// Three failures within the last minute.
+    Failing,
+}
+
+impl PluginState {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::Failing => "failing",
+        }
+    }
+}
+
+impl PluginStatus {
+    /// The line that is printed at start: what is effective, with the numbers.
+    pub fn effective(&self) -> String {
+        let capabilities = match self.capabilities.as_slice() {
+            [] => "none".to_string(),
+            some => some.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","),
+        };
+        format!(
+            "{} `{}` {} ({}) sha256={} capabilities={capabilities} {} on_failure={} settings={}",
+            self.kind,
+            self.name,
+            self.version,
+            self.source,
+            self.digest,
+            self.limits,
+            self.policy.as_str(),
+            self.settings_json,
+        )
+    }
+}

@@ -1,1 +1,3 @@
 //! The CPU backend, and the oracle for every kernel.
+
+pub mod kernels;

@@ -1,0 +1,68 @@
+//! Events to answers: the plain ones by folding, the streamed ones chunk by chunk.
+
+mod chat;
+mod text;
+
+pub use chat::{ChatChunks, ChatFold};
+pub use text::{TextChunks, TextFold};
+
+use ::text::{Piece, Tokenizer};
+use contract::TokenId;
+use contract::sampling::TokenLogprobs;
+
+use crate::wire::reply::{Envelope, Usage};
+
+/// What all parts of one answer share.
+#[derive(Clone)]
+pub struct Frame {
+    pub id: String,
+    pub created: u64,
+    pub model: String,
+    pub tokenizer: Tokenizer,
+    pub wants_logprobs: bool,
+    pub wants_token_ids: bool,
+    pub include_usage: bool,
+    pub continuous_usage: bool,
+}
+
+impl Frame {
+    fn envelope<C>(&self, object: &'static str, choices: Vec<C>, usage: Option<Usage>) -> Envelope<'_, C> {
+        Envelope {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage,
+            prompt_token_ids: None,
+        }
+    }
+}
+
+/// Logprobs and ids that wait for the next chunk.
+#[derive(Default)]
+struct Riders {
+    logprobs: Vec<TokenLogprobs>,
+    token_ids: Vec<TokenId>,
+}
+
+impl Riders {
+    fn take_from(&mut self, piece: &mut Piece) {
+        self.logprobs.append(&mut piece.logprobs);
+        self.token_ids.append(&mut piece.token_ids);
+    }
+
+    fn logprobs(&mut self, frame: &Frame) -> Option<Vec<TokenLogprobs>> {
+        let positions = std::mem::take(&mut self.logprobs);
+        (frame.wants_logprobs && !positions.is_empty()).then_some(positions)
+    }
+
+    fn token_ids(&mut self, frame: &Frame) -> Option<Vec<TokenId>> {
+        let ids = std::mem::take(&mut self.token_ids);
+        (frame.wants_token_ids && !ids.is_empty()).then_some(ids)
+    }
+}
+
+fn to_json<T: serde::Serialize>(value: &T) -> String {
+    serde_json::to_string(value).expect("answers have string keys and finite numbers only")
+}

@@ -1,0 +1,304 @@
+//! The sequences of one request: the engine's tokens through the output pipeline, as one stream of events.
+//!
+//! Plain and streamed answers consume the same events. Dropping the stream drops every generation in it, which aborts
+//! them in the engine within a step: a client that goes away needs no other code.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use contract::TokenId;
+use contract::generation::{FinishReason, GenerationError, Request, Tenant, TokenEvent};
+use engine::{Generation, SubmitError};
+use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
+use text::{EndOfStream, OutputPipeline, OutputUsage, Piece};
+
+use crate::admission::Permit;
+use crate::error::{ApiError, Code};
+use crate::ids::{Ids, choice_seed};
+use crate::metrics::HttpMetrics;
+use crate::prepare::{Job, text_error};
+use crate::state::ServedModel;
+use crate::wire::reply::{CompletionDetails, PromptDetails, StopReason, Usage};
+
+/// What one sequence did. `index` is the choice's.
+#[derive(Debug)]
+pub enum Event {
+    /// Its prompt is being computed.
+    Started {
+        index: u32,
+        cached_tokens: u32,
+    },
+    Piece {
+        index: u32,
+        piece: Piece,
+    },
+    /// The last event of a choice.
+    Done {
+        index: u32,
+        end: End,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct End {
+    pub finish_reason: &'static str,
+    pub stop_reason: Option<StopReason>,
+    pub usage: OutputUsage,
+}
+
+/// For whom, and how, a request is run.
+pub struct Terms {
+    pub id: Arc<str>,
+    pub tenant: Tenant,
+    pub namespace: u64,
+    pub priority: i32,
+    pub deadline: Option<Duration>,
+    pub seed: u64,
+    /// Choices per prompt.
+    pub n: u32,
+}
+
+/// All sequences of a request. Ends after the last choice, or with the first error.
+pub struct Events {
+    choices: SelectAll<BoxStream<'static, Result<Event, ApiError>>>,
+    tally: Tally,
+    open: usize,
+    metrics: HttpMetrics,
+    _permit: Permit,
+}
+
+impl Events {
+    /// Submits `n` sequences per job; choice indices run over the jobs in order.
+    pub fn start(
+        model: &ServedModel,
+        jobs: Vec<Job>,
+        terms: &Terms,
+        ids: &Ids,
+        metrics: HttpMetrics,
+        permit: Permit,
+    ) -> Result<Self, ApiError> {
+        let mut choices = SelectAll::new();
+        let tally = Tally::new(&jobs, terms.n);
+        let mut index = 0;
+        for job in &jobs {
+            let group = ids.number();
+            for copy in 0..terms.n {
+                let pipeline = model.text.open_output(&job.output).map_err(|e| text_error(&e))?;
+                let request = request(job, terms, group, choice_seed(terms.seed, copy));
+                let generation = model.engine.submit(request).map_err(submit_error)?;
+                let own_stop_tokens = job.own_stop_tokens.clone();
+                choices
+                    .push(Choice { index, generation: Some(generation), pipeline, own_stop_tokens }.events().boxed());
+                index += 1;
+            }
+        }
+        Ok(Self { open: choices.len(), choices, tally, metrics, _permit: permit })
+    }
+
+    /// Totals of what has come so far.
+    pub fn usage(&self) -> Usage {
+        self.tally.usage()
+    }
+}
+
+fn request(job: &Job, terms: &Terms, group: u64, seed: u64) -> Request {
+    Request {
+        id: Arc::clone(&terms.id),
+        prompt: Arc::clone(&job.prompt),
+        sampling: job.sampling.clone(),
+        seed,
+        max_new_tokens: job.max_new_tokens,
+        priority: terms.priority,
+        tenant: terms.tenant.clone(),
+        deadline: terms.deadline,
+        namespace: terms.namespace,
+        group,
+        constraint: None,
+    }
+}
+
+impl Stream for Events {
+    type Item = Result<Event, ApiError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let item = std::task::ready!(self.choices.poll_next_unpin(context));
+        match &item {
+            Some(Ok(event)) => {
+                self.tally.take(event);
+                if matches!(event, Event::Done { .. }) {
+                    self.open -= 1;
+                }
+            }
+            // One failed choice fails the request: the others stop at once.
+            Some(Err(_)) => {
+                self.choices.clear();
+                self.open = 0;
+            }
+            None => {}
+        }
+        Poll::Ready(item)
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        if self.open > 0 {
+            self.metrics.disconnected();
+        }
+    }
+}
+
+/// One sequence on its way.
+struct Choice {
+    index: u32,
+    /// Dropped at the end or at a stop string.
+    generation: Option<Generation>,
+    pipeline: OutputPipeline,
+    own_stop_tokens: Vec<TokenId>,
+}
+
+impl Choice {
+    fn events(self) -> impl Stream<Item = Result<Event, ApiError>> {
+        stream::unfold((self, VecDeque::new()), |(mut choice, mut ready)| async move {
+            while ready.is_empty() {
+                let event = choice.generation.as_mut()?.next().await?;
+                if let Err(error) = choice.take(event, &mut ready) {
+                    choice.generation = None;
+                    ready.push_back(Err(error));
+                }
+            }
+            ready.pop_front().map(|item| (item, (choice, ready)))
+        })
+    }
+
+    fn take(&mut self, event: TokenEvent, ready: &mut VecDeque<Result<Event, ApiError>>) -> Result<(), ApiError> {
+        let index = self.index;
+        match event {
+            TokenEvent::Started { cached_tokens, .. } => ready.push_back(Ok(Event::Started { index, cached_tokens })),
+            TokenEvent::Tokens { tokens, logprobs } => {
+                let mut piece = self.pipeline.push(&tokens, logprobs).map_err(|e| text_error(&e))?;
+                let stopped = piece.stopped.take();
+                ready.push_back(Ok(Event::Piece { index, piece }));
+                if let Some(stop) = stopped {
+                    self.end(EndOfStream::Cancelled, Some(StopReason::Text(stop)), ready)?;
+                }
+            }
+            TokenEvent::Finished { reason: FinishReason::Stop { token }, .. } => {
+                let reason = self.own_stop_tokens.contains(&token).then_some(StopReason::Token(token));
+                self.end(EndOfStream::StopToken(token), reason, ready)?;
+            }
+            TokenEvent::Finished { reason: FinishReason::Length, .. } => self.end(EndOfStream::Length, None, ready)?,
+            TokenEvent::Failed(error) => return Err(generation_error(error)),
+        }
+        Ok(())
+    }
+
+    fn end(
+        &mut self,
+        end: EndOfStream,
+        stop_reason: Option<StopReason>,
+        ready: &mut VecDeque<Result<Event, ApiError>>,
+    ) -> Result<(), ApiError> {
+        self.generation = None;
+        let index = self.index;
+        let piece = self.pipeline.finish(end).map_err(|e| text_error(&e))?;
+        // A stop string may only be complete once the held text is flushed.
+        let stop_reason = piece.stopped.clone().map(StopReason::Text).or(stop_reason);
+        ready.push_back(Ok(Event::Piece { index, piece }));
+        let (finish_reason, usage) = (self.pipeline.finish_reason(), self.pipeline.usage());
+        ready.push_back(Ok(Event::Done { index, end: End { finish_reason, stop_reason, usage } }));
+        Ok(())
+    }
+}
+
+/// Counts over all choices. A prompt counts once, however many choices it has.
+struct Tally {
+    prompt_tokens: u32,
+    /// Tokens of each prompt that the prefix cache held, as its first choice found it.
+    cached: Vec<Option<u32>>,
+    n: u32,
+    /// Per choice; replaced by the exact numbers at its end.
+    completion: Vec<(u32, u32)>,
+}
+
+impl Tally {
+    fn new(jobs: &[Job], n: u32) -> Self {
+        Self {
+            prompt_tokens: jobs.iter().fold(0, |sum, job| sum.saturating_add(job.prompt_tokens)),
+            cached: vec![None; jobs.len()],
+            n,
+            completion: vec![(0, 0); jobs.len() * n as usize],
+        }
+    }
+
+    fn take(&mut self, event: &Event) {
+        match event {
+            Event::Started { index, cached_tokens } => {
+                let place = self.cached.get_mut((index / self.n) as usize);
+                if let Some(place) = place.filter(|place| place.is_none()) {
+                    *place = Some(*cached_tokens);
+                }
+            }
+            Event::Piece { index, piece } => {
+                if let Some((tokens, _)) = self.completion.get_mut(*index as usize) {
+                    *tokens += u32::try_from(piece.token_ids.len()).unwrap_or(u32::MAX);
+                }
+            }
+            Event::Done { index, end } => {
+                if let Some(place) = self.completion.get_mut(*index as usize) {
+                    *place = (end.usage.completion_tokens, end.usage.reasoning_tokens);
+                }
+            }
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        let completion_tokens = self.completion.iter().fold(0_u32, |sum, (tokens, _)| sum.saturating_add(*tokens));
+        let reasoning_tokens = self.completion.iter().fold(0_u32, |sum, (_, tokens)| sum.saturating_add(*tokens));
+        let cached = self.cached.iter().flatten().fold(0_u32, |sum, tokens| sum.saturating_add(*tokens));
+        Usage {
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens,
+            total_tokens: self.prompt_tokens.saturating_add(completion_tokens),
+            // A scripted prompt length may be below what the cache really held.
+            prompt_tokens_details: PromptDetails { cached_tokens: cached.min(self.prompt_tokens) },
+            completion_tokens_details: CompletionDetails { reasoning_tokens },
+        }
+    }
+}
+
+fn submit_error(error: SubmitError) -> ApiError {
+    let message = error.to_string();
+    match error {
+        SubmitError::QueueFull { retry_after_s, .. } => {
+            ApiError::new(Code::QueueFull, message).retry_after_s(retry_after_s)
+        }
+        SubmitError::TooLong { prompt_tokens, context_len } => ApiError::new(
+            Code::ContextLengthExceeded,
+            format!(
+                "This model's maximum context length is {context_len} tokens. However, your prompt has {prompt_tokens} tokens."
+            ),
+        ),
+        SubmitError::NeverFits { .. } => ApiError::new(Code::ContextLengthExceeded, message),
+        SubmitError::Invalid(_) => ApiError::new(Code::InvalidValue, message),
+        SubmitError::Stopped(_) => ApiError::new(Code::ShuttingDown, message),
+    }
+}
+
+fn generation_error(error: GenerationError) -> ApiError {
+    let message = error.to_string();
+    match error {
+        GenerationError::Refused { code, retry_after_ms } => {
+            let mut refused = ApiError::new(Code::Refused, message).retry_after_s(retry_after_ms.div_ceil(1000));
+            refused.own_code = Some(crate::error::quoted(&code)).filter(|code| !code.is_empty());
+            refused
+        }
+        GenerationError::Engine(_) => ApiError::new(Code::EngineFailed, message),
+        GenerationError::Aborted(_) => ApiError::new(Code::EngineAborted, message),
+        GenerationError::ScriptViolatesGrammar { .. } => ApiError::new(Code::ScriptViolatesGrammar, message),
+        GenerationError::Shutdown => ApiError::new(Code::ShuttingDown, message),
+    }
+}

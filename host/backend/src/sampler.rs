@@ -99,6 +99,15 @@ impl Sampler {
     }
 }
 
+/// Logprobs of a token that was not drawn, such as a prompt's own, with those of the `n` likeliest.
+///
+/// # Panics
+/// When `token` is not below the number of logits.
+pub fn logprobs_of(logits: &[f32], token: TokenId, n: u8) -> TokenLogprobs {
+    let raw = RawLogprobs::of(logits, n);
+    TokenLogprobs { token, logprob: logits[token as usize] - raw.log_sum, top: raw.top }
+}
+
 /// Logit bias, penalties, minimum length and grammar mask, in this order.
 fn adjust(logits: &mut [f32], draw: &Draw<'_>) {
     let params = draw.params;
@@ -191,6 +200,16 @@ fn gumbel_argmax(candidates: impl Iterator<Item = (f32, TokenId)>, draw: &Draw<'
         }
     }
     best.map(|(_, token)| token)
+}
+
+/// Logprobs of one position whose token is known, from the model's untouched logits.
+pub fn raw_logprobs(logits: &[f32], token: TokenId, top: u8) -> TokenLogprobs {
+    let raw = RawLogprobs::of(logits, top);
+    TokenLogprobs {
+        token,
+        logprob: logits.get(token as usize).map_or(f32::NEG_INFINITY, |l| l - raw.log_sum),
+        top: raw.top,
+    }
 }
 
 struct RawLogprobs {

@@ -1,7 +1,7 @@
 //! Named weights in the formats that model files hold.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Storage formats. The byte layouts are those of the GGUF specification; see `docs/formats.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,6 +81,38 @@ impl SharedBytes {
     }
 }
 
+/// Bytes that are made when somebody first looks: a device that can make its own never does.
+struct LazyRandom {
+    random: RandomFill,
+    count: usize,
+    bytes: OnceLock<Vec<u8>>,
+}
+
+impl AsRef<[u8]> for LazyRandom {
+    fn as_ref(&self) -> &[u8] {
+        // bf16 by truncation instead of rounding: which random number it is does not matter.
+        let bf16 = |i| ((self.random.value(i).to_bits() >> 16) as u16).to_le_bytes();
+        self.bytes.get_or_init(|| (0..self.count as u64).flat_map(bf16).collect())
+    }
+}
+
+/// Random weights: uniform in (-scale, scale), element `i` of SplitMix64's stream from `seed`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RandomFill {
+    pub seed: u64,
+    pub scale: f32,
+}
+
+impl RandomFill {
+    fn value(&self, i: u64) -> f32 {
+        let mut z = i.wrapping_add(self.seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^= z >> 31;
+        ((z >> 40) as f32 / 8_388_608.0 - 1.0) * self.scale
+    }
+}
+
 /// A matrix of `rows` outputs by `cols` inputs, row-major (`y = W x`); a vector has one row.
 #[derive(Clone)]
 pub struct Weight {
@@ -89,6 +121,8 @@ pub struct Weight {
     pub rows: usize,
     pub cols: usize,
     bytes: SharedBytes,
+    /// Set for dummy weights, so that a device may make them itself.
+    pub random: Option<RandomFill>,
     /// `order[i]` is the stored row that is row `i`; files of the llama architecture interleave the rows of q and k.
     order: Option<Arc<[u32]>>,
 }
@@ -109,8 +143,17 @@ impl Weight {
             rows,
             cols,
             bytes,
+            random: None,
             order: None,
         })
+    }
+
+    /// Dummy weights in bf16.
+    pub fn random(name: impl Into<Arc<str>>, rows: usize, cols: usize, random: RandomFill) -> Self {
+        let count = rows * cols;
+        let owner = Arc::new(LazyRandom { random, count, bytes: OnceLock::new() });
+        let bytes = SharedBytes { owner, range: 0..count * 2 };
+        Self { name: name.into(), ty: WeightType::BF16, rows, cols, bytes, random: Some(random), order: None }
     }
 
     /// The same weight with its rows in another order; `None` unless `order` is a permutation of the rows.

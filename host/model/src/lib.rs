@@ -7,6 +7,7 @@
 //! checked against the bytes that are there.
 
 pub mod decoder;
+pub mod dummy;
 pub mod error;
 pub mod families;
 pub mod gguf;

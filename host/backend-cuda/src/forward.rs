@@ -1,0 +1,474 @@
+//! One forward pass as launches: each block operation becomes one to three kernels.
+//!
+//! Up to [`FEW_ROWS_MAX`] rows the products go through `few_rows`, above it through cuBLASLt. Nothing here depends on
+//! anything that changes between steps but the number of rows, so the same calls can be captured into a graph.
+
+use std::sync::Arc;
+
+use backend::BackendError;
+use backend::load::LoadOptions;
+use backend::ops::{AttentionShape, ModelSpec};
+
+use crate::blas::{Blas, Product};
+use crate::compile::{Compiler, Kernel};
+use crate::device::{Buffer, Device};
+use crate::launch::{Args, Shape};
+use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload};
+
+/// Keys of one decode work item.
+pub const SPLIT: usize = 128;
+/// Rows of a prefill tile: query tokens times the group's heads.
+const TILE_ROWS: usize = 128;
+/// Rows up to which one read of the weights through `few_rows` wins over the library.
+pub const FEW_ROWS_MAX: usize = 64;
+
+/// Query tokens of a prefill tile.
+pub fn tile_tokens(shape: &AttentionShape) -> usize {
+    TILE_ROWS / (shape.heads / shape.kv_heads)
+}
+
+/// A block operation with its weights on the device.
+pub enum DeviceOp {
+    Embed { table: Arc<Buffer> },
+    NormQkv { norm: Buffer, weight: Buffer },
+    RopeKv { layer: usize, q_norm: Option<Buffer>, k_norm: Option<Buffer> },
+    Attend { layer: usize },
+    OutResidual { weight: Buffer },
+    NormGateUp { norm: Buffer, weight: Buffer },
+    DownResidual { weight: Buffer },
+    Head { norm: Buffer, weight: Arc<Buffer> },
+}
+
+pub struct DeviceModel {
+    pub shape: AttentionShape,
+    pub hidden: usize,
+    pub ffn: usize,
+    pub vocab: usize,
+    pub eps: f32,
+    pub rotation: Buffer,
+    pub ops: Vec<DeviceOp>,
+    pub kv: Vec<Buffer>,
+}
+
+/// What `few_rows` does with its sums; the kernel's MODE.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Epilogue {
+    Store = 0,
+    AddResidual = 1,
+    SiluMul = 2,
+    StoreF32 = 3,
+}
+
+/// Token tiles of `few_rows`, eight rows each.
+const TILES: [usize; 4] = [1, 2, 4, 8];
+
+pub struct Kernels {
+    pub begin_step: Kernel,
+    pub embed: Kernel,
+    pub rms_norm: Kernel,
+    /// By tile count and epilogue.
+    pub few_rows: Vec<[Kernel; 4]>,
+    pub rope_kv: Kernel,
+    pub attend_decode: Kernel,
+    pub attend_merge: Kernel,
+    pub attend_prefill: Kernel,
+    pub silu_mul: Kernel,
+    pub sample: Kernel,
+    pub end_step: Kernel,
+    pub fill_random: Kernel,
+}
+
+/// Shared memory of `few_rows`: partial sums of 8 warps, 33 floats a token.
+fn few_rows_shared(tiles: usize) -> u32 {
+    (8 * tiles * 8 * 33 * 4) as u32
+}
+
+/// Shared memory of `attend_prefill`: two stages of a page of K and V.
+fn prefill_shared(shape: &AttentionShape) -> u32 {
+    (2 * 2 * 64 * shape.head_dim * 2) as u32
+}
+
+impl Kernels {
+    pub fn compile(compiler: &mut Compiler<'_>) -> Result<Self, BackendError> {
+        let mut few_rows = Vec::new();
+        for tiles in TILES {
+            let mut kernel = |mode| compiler.kernel(kernels::FEW_ROWS, &[("NT", tiles), ("MODE", mode)]);
+            let modes = [kernel(0)?, kernel(1)?, kernel(2)?, kernel(3)?];
+            for kernel in &modes {
+                kernel.allow_shared(few_rows_shared(tiles))?;
+            }
+            few_rows.push(modes);
+        }
+        Ok(Self {
+            begin_step: compiler.kernel(kernels::BEGIN_STEP, &[])?,
+            embed: compiler.kernel(kernels::EMBED, &[])?,
+            rms_norm: compiler.kernel(kernels::RMS_NORM, &[])?,
+            few_rows,
+            rope_kv: compiler.kernel(kernels::ROPE_KV, &[])?,
+            attend_decode: compiler.kernel(kernels::ATTEND_DECODE, &[])?,
+            attend_merge: compiler.kernel(kernels::ATTEND_MERGE, &[])?,
+            attend_prefill: compiler.kernel(kernels::ATTEND_PREFILL, &[])?,
+            silu_mul: compiler.kernel(kernels::SILU_MUL, &[])?,
+            sample: compiler.kernel(kernels::SAMPLE, &[])?,
+            end_step: compiler.kernel(kernels::END_STEP, &[])?,
+            fill_random: compiler.kernel(kernels::FILL_RANDOM, &[])?,
+        })
+    }
+}
+
+/// Everything a step reads and writes beside weights and KV, allocated once.
+pub struct Workspace {
+    pub max_rows: usize,
+    pub seats: usize,
+    pub table_width: usize,
+    /// `StepInfo`, runs, mask indices, appends, tokens: one upload a step.
+    pub upload: Buffer,
+    pub layout: UploadLayout,
+    pub seat_states: Buffer,
+    pub page_table: Buffer,
+    pub counts: Buffer,
+    pub masks: Buffer,
+    pub mask_words: usize,
+    row_seat: Buffer,
+    row_position: Buffer,
+    row_token: Buffer,
+    emit_row: Buffer,
+    pub emit_run: Buffer,
+    decode_items: Buffer,
+    tiles: Buffer,
+    h: Buffer,
+    normed: Buffer,
+    mix: Buffer,
+    attended: Buffer,
+    gate_up: Buffer,
+    act: Buffer,
+    part_o: Buffer,
+    part_ml: Buffer,
+    pub logits: Buffer,
+    /// token, end, done of each emitted row.
+    pub out: Buffer,
+}
+
+/// Byte offsets of the sections of the upload area.
+#[derive(Clone, Copy)]
+pub struct UploadLayout {
+    pub runs: usize,
+    pub mask_of: usize,
+    pub appends: usize,
+    pub tokens: usize,
+    pub bytes: usize,
+    pub appends_max: usize,
+}
+
+impl UploadLayout {
+    fn new(seats: usize, max_rows: usize, context_pages: usize) -> Self {
+        let runs = size_of::<StepUpload>();
+        let mask_of = runs + (seats + 1) * size_of::<RunUpload>();
+        let appends = mask_of + (seats + 1) * 4;
+        // A resumed seat may append its whole table at once.
+        let appends_max = seats * 4 + max_rows / 64 + context_pages * 4;
+        let tokens = (appends + appends_max * size_of::<AppendUpload>()).next_multiple_of(16);
+        Self { runs, mask_of, appends, tokens, bytes: tokens + max_rows * 4, appends_max }
+    }
+}
+
+impl Workspace {
+    pub fn new(
+        device: &Device,
+        spec: &ModelSpec,
+        options: &LoadOptions,
+        context_len: u32,
+    ) -> Result<Self, BackendError> {
+        let (rows, seats) = (options.max_rows as usize, usize::from(options.seats));
+        let shape = &spec.attention;
+        let group = shape.heads / shape.kv_heads;
+        let table_width = (context_len as usize).div_ceil(64) + 1;
+        let layout = UploadLayout::new(seats, rows, table_width);
+        let items = (seats + 1) * (context_len as usize).div_ceil(SPLIT) * shape.kv_heads;
+        let tiles = (rows / tile_tokens(shape) + seats + 1) * shape.kv_heads;
+        let mask_words = spec.vocab.div_ceil(32);
+        let alloc = |what: &str, bytes: usize| device.alloc_zeroed(what, bytes);
+        let emits = seats + 1;
+        Ok(Self {
+            max_rows: rows,
+            seats,
+            table_width,
+            upload: alloc("step upload", layout.bytes)?,
+            layout,
+            seat_states: alloc("seat states", (seats + 1) * size_of::<SeatUpload>())?,
+            page_table: alloc("page tables", (seats + 1) * table_width * 4)?,
+            counts: alloc("penalty counts", (seats + 1) * spec.vocab * 4)?,
+            masks: alloc("grammar masks", emits * mask_words * 4)?,
+            mask_words,
+            row_seat: alloc("row seats", rows * 4)?,
+            row_position: alloc("row positions", rows * 4)?,
+            row_token: alloc("row tokens", rows * 4)?,
+            emit_row: alloc("emitted rows", emits * 4)?,
+            emit_run: alloc("emitting runs", emits * 4)?,
+            decode_items: alloc("decode work", items * 16)?,
+            tiles: alloc("prefill work", tiles * 16)?,
+            h: alloc("residual rows", rows * spec.hidden * 2)?,
+            normed: alloc("normed rows", rows * spec.hidden * 2)?,
+            mix: alloc("attention inputs", rows * (shape.q_width() + 2 * shape.kv_width()) * 2)?,
+            attended: alloc("attention outputs", rows * shape.q_width() * 2)?,
+            gate_up: alloc("gate and up rows", rows * spec.ffn * 4)?,
+            act: alloc("activated rows", rows * spec.ffn * 2)?,
+            part_o: alloc("attention splits", items * group * shape.head_dim * 4)?,
+            part_ml: alloc("attention split sums", items * group * 8)?,
+            logits: alloc("logits", emits * spec.vocab * 4)?,
+            out: alloc("step results", emits * 3 * 4)?,
+        })
+    }
+
+    pub fn bytes(&self) -> usize {
+        let buffers = [
+            &self.upload,
+            &self.seat_states,
+            &self.page_table,
+            &self.counts,
+            &self.masks,
+            &self.row_seat,
+            &self.row_position,
+            &self.row_token,
+            &self.emit_row,
+            &self.emit_run,
+            &self.decode_items,
+            &self.tiles,
+            &self.h,
+            &self.normed,
+            &self.mix,
+            &self.attended,
+            &self.gate_up,
+            &self.act,
+            &self.part_o,
+            &self.part_ml,
+            &self.logits,
+            &self.out,
+        ];
+        buffers.iter().map(|buffer| buffer.bytes).sum()
+    }
+
+    fn runs_pointer(&self) -> u64 {
+        self.upload.pointer + self.layout.runs as u64
+    }
+}
+
+/// How many rows of which kind a step has: all that a forward pass depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepSize {
+    pub rows: usize,
+    /// Runs of one row: they come first.
+    pub decodes: usize,
+    /// Rows of longer runs.
+    pub prefill_rows: usize,
+    pub emits: usize,
+}
+
+/// The parts of a backend that a forward pass uses.
+pub struct Forward<'a> {
+    pub device: &'a Device,
+    pub model: &'a DeviceModel,
+    pub kernels: &'a Kernels,
+    pub work: &'a Workspace,
+    pub blas: &'a mut Blas,
+}
+
+impl Forward<'_> {
+    /// Queues the whole pass, up to the logits.
+    pub fn run(&mut self, size: StepSize) -> Result<(), BackendError> {
+        self.begin(size)?;
+        for index in 0..self.model.ops.len() {
+            self.op(index, size)?;
+        }
+        self.kernels.end_step.launch(
+            self.device,
+            Shape::new(1, 1024),
+            Args::default()
+                .pointer(self.work.upload.pointer)
+                .pointer(self.work.runs_pointer())
+                .pointer(self.work.seat_states.pointer),
+        )
+    }
+
+    fn begin(&self, _size: StepSize) -> Result<(), BackendError> {
+        let (w, base) = (self.work, self.work.upload.pointer);
+        let args = Args::default()
+            .pointer(base)
+            .pointer(w.runs_pointer())
+            .pointer(base + w.layout.appends as u64)
+            .pointer(base + w.layout.tokens as u64)
+            .pointer(w.seat_states.pointer)
+            .pointer(w.page_table.pointer)
+            .int(w.table_width)
+            .pointer(w.row_seat.pointer)
+            .pointer(w.row_position.pointer)
+            .pointer(w.row_token.pointer)
+            .pointer(w.emit_row.pointer)
+            .pointer(w.emit_run.pointer)
+            .pointer(w.decode_items.pointer)
+            .pointer(w.tiles.pointer);
+        self.kernels.begin_step.launch(self.device, Shape::new(1, 1024), args)
+    }
+
+    fn op(&mut self, index: usize, size: StepSize) -> Result<(), BackendError> {
+        let (model, w) = (self.model, self.work);
+        let (hidden, ffn) = (model.hidden, model.ffn);
+        let rows = size.rows;
+        match &model.ops[index] {
+            DeviceOp::Embed { table } => {
+                let args = Args::default()
+                    .pointer(w.h.pointer)
+                    .pointer(table.pointer)
+                    .pointer(w.row_token.pointer)
+                    .int(hidden);
+                self.kernels.embed.launch(self.device, Shape::new(rows as u32, 128), args)
+            }
+            DeviceOp::NormQkv { norm, weight } => {
+                self.norm(norm, 0, rows)?;
+                let n = model.shape.q_width() + 2 * model.shape.kv_width();
+                let weights = (weight.pointer, 0);
+                self.product(Epilogue::Store, w.mix.pointer, w.normed.pointer, weights, (rows, n, hidden))
+            }
+            DeviceOp::RopeKv { layer, q_norm, k_norm } => self.rope_kv(*layer, q_norm.as_ref(), k_norm.as_ref(), rows),
+            DeviceOp::Attend { layer } => self.attend(*layer, size),
+            DeviceOp::OutResidual { weight } => {
+                let k = model.shape.q_width();
+                self.product(
+                    Epilogue::AddResidual,
+                    w.h.pointer,
+                    w.attended.pointer,
+                    (weight.pointer, 0),
+                    (rows, hidden, k),
+                )
+            }
+            DeviceOp::NormGateUp { norm, weight } => {
+                self.norm(norm, 0, rows)?;
+                let up = weight.pointer + (ffn * hidden * 2) as u64;
+                self.product(
+                    Epilogue::SiluMul,
+                    w.act.pointer,
+                    w.normed.pointer,
+                    (weight.pointer, up),
+                    (rows, ffn, hidden),
+                )
+            }
+            DeviceOp::DownResidual { weight } => self.product(
+                Epilogue::AddResidual,
+                w.h.pointer,
+                w.act.pointer,
+                (weight.pointer, 0),
+                (rows, hidden, ffn),
+            ),
+            DeviceOp::Head { norm, weight } => {
+                if size.emits == 0 {
+                    return Ok(());
+                }
+                self.norm(norm, w.emit_row.pointer, size.emits)?;
+                let weights = (weight.pointer, 0);
+                let shape = (size.emits, model.vocab, hidden);
+                self.product(Epilogue::StoreF32, w.logits.pointer, w.normed.pointer, weights, shape)
+            }
+        }
+    }
+
+    fn norm(&self, weight: &Buffer, pick: u64, rows: usize) -> Result<(), BackendError> {
+        let args = Args::default()
+            .pointer(self.work.normed.pointer)
+            .pointer(self.work.h.pointer)
+            .pointer(weight.pointer)
+            .pointer(pick)
+            .int(self.model.hidden)
+            .float(self.model.eps);
+        self.kernels.rms_norm.launch(self.device, Shape::new(rows as u32, 256), args)
+    }
+
+    /// `(rows, n, k)`; for [`Epilogue::SiluMul`] the second weight is `up` and directly follows the first.
+    fn product(
+        &mut self,
+        epilogue: Epilogue,
+        out: u64,
+        x: u64,
+        weights: (u64, u64),
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<(), BackendError> {
+        if m <= FEW_ROWS_MAX {
+            let tile = TILES.iter().position(|&tiles| m <= tiles * 8).expect("m is at most 64");
+            let rows_per_block = if epilogue == Epilogue::SiluMul { 16 } else { 32 };
+            let shape = Shape::new(n.div_ceil(rows_per_block) as u32, 256).shared(few_rows_shared(TILES[tile]));
+            let args =
+                Args::default().pointer(out).pointer(x).pointer(weights.0).pointer(weights.1).int(m).int(n).int(k);
+            return self.kernels.few_rows[tile][epilogue as usize].launch(self.device, shape, args);
+        }
+        if epilogue == Epilogue::SiluMul {
+            let product = Product { m, n: 2 * n, k, add: false, f32_out: false };
+            self.blas.run(self.device, product, self.work.gate_up.pointer, x, weights.0)?;
+            let args = Args::default().pointer(out).pointer(self.work.gate_up.pointer).int(n);
+            let shape = Shape { grid: ((n / 8).div_ceil(256) as u32, m as u32), block: 256, shared_bytes: 0 };
+            return self.kernels.silu_mul.launch(self.device, shape, args);
+        }
+        let product =
+            Product { m, n, k, add: epilogue == Epilogue::AddResidual, f32_out: epilogue == Epilogue::StoreF32 };
+        self.blas.run(self.device, product, out, x, weights.0)
+    }
+
+    fn rope_kv(
+        &self,
+        layer: usize,
+        q_norm: Option<&Buffer>,
+        k_norm: Option<&Buffer>,
+        rows: usize,
+    ) -> Result<(), BackendError> {
+        let (w, model) = (self.work, self.model);
+        let units = rows * (model.shape.heads + 2 * model.shape.kv_heads);
+        let args = Args::default()
+            .pointer(w.mix.pointer)
+            .pointer(model.kv[layer].pointer)
+            .pointer(q_norm.map_or(0, |b| b.pointer))
+            .pointer(k_norm.map_or(0, |b| b.pointer))
+            .pointer(model.rotation.pointer)
+            .pointer(w.row_seat.pointer)
+            .pointer(w.row_position.pointer)
+            .pointer(w.page_table.pointer)
+            .int(w.table_width)
+            .int(rows)
+            .float(model.eps);
+        self.kernels.rope_kv.launch(self.device, Shape::new(units.div_ceil(8) as u32, 256), args)
+    }
+
+    fn attend(&self, layer: usize, size: StepSize) -> Result<(), BackendError> {
+        let (w, model) = (self.work, self.model);
+        // Scores go through exp2: the logarithm of 2 is in the scale.
+        let scale = std::f32::consts::LOG2_E / (model.shape.head_dim as f32).sqrt();
+        let common = |args: Args, work: u64| {
+            args.pointer(w.mix.pointer)
+                .pointer(model.kv[layer].pointer)
+                .pointer(w.upload.pointer)
+                .pointer(w.runs_pointer())
+                .pointer(work)
+                .pointer(w.page_table.pointer)
+                .int(w.table_width)
+                .float(scale)
+        };
+        if size.decodes > 0 {
+            let args =
+                common(Args::default().pointer(w.part_o.pointer).pointer(w.part_ml.pointer), w.decode_items.pointer);
+            self.kernels.attend_decode.launch(self.device, Shape::new(self.device.multiprocessors * 4, 128), args)?;
+            let args = Args::default()
+                .pointer(w.attended.pointer)
+                .pointer(w.part_o.pointer)
+                .pointer(w.part_ml.pointer)
+                .pointer(w.runs_pointer());
+            let grid = (size.decodes as u32, model.shape.heads as u32);
+            let shape = Shape { grid, block: model.shape.head_dim as u32, shared_bytes: 0 };
+            self.kernels.attend_merge.launch(self.device, shape, args)?;
+        }
+        if size.prefill_rows > 0 {
+            let shared = prefill_shared(&model.shape);
+            self.kernels.attend_prefill.allow_shared(shared)?;
+            let args = common(Args::default().pointer(w.attended.pointer), w.tiles.pointer);
+            let shape = Shape::new(self.device.multiprocessors, 256).shared(shared);
+            self.kernels.attend_prefill.launch(self.device, shape, args)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! Kernel launches with the attributes that the safe bindings lack.
+
+use std::ffi::c_void;
+
+use backend::BackendError;
+use cudarc::driver::sys;
+
+use crate::compile::Kernel;
+use crate::device::{Device, fault};
+
+/// Grid, block and dynamic shared memory of one launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub grid: (u32, u32),
+    pub block: u32,
+    pub shared_bytes: u32,
+}
+
+impl Shape {
+    pub fn new(grid: u32, block: u32) -> Self {
+        Self { grid: (grid, 1), block, shared_bytes: 0 }
+    }
+
+    pub fn shared(self, shared_bytes: u32) -> Self {
+        Self { shared_bytes, ..self }
+    }
+}
+
+/// Arguments of a launch. Values are copied in, in the kernel's order, eight bytes apart.
+#[derive(Default)]
+pub struct Args {
+    values: Vec<u64>,
+}
+
+impl Args {
+    pub fn pointer(mut self, pointer: sys::CUdeviceptr) -> Self {
+        self.values.push(pointer);
+        self
+    }
+
+    pub fn int(mut self, value: usize) -> Self {
+        self.values.push(u64::from(value as u32));
+        self
+    }
+
+    pub fn long(mut self, value: u64) -> Self {
+        self.values.push(value);
+        self
+    }
+
+    pub fn float(mut self, value: f32) -> Self {
+        self.values.push(u64::from(value.to_bits()));
+        self
+    }
+}
+
+impl Kernel {
+    /// Queues the kernel behind the stream's earlier work. On Hopper and later it may begin before its predecessor has
+    /// ended; every kernel waits (`wait_previous`) before it touches what others write.
+    pub fn launch(&self, device: &Device, shape: Shape, mut args: Args) -> Result<(), BackendError> {
+        let mut pointers: Vec<*mut c_void> =
+            args.values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        let mut overlap = sys::CUlaunchAttribute_st {
+            id: sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue_union { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: shape.grid.0,
+            gridDimY: shape.grid.1,
+            gridDimZ: 1,
+            blockDimX: shape.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shape.shared_bytes,
+            hStream: device.stream.cu_stream(),
+            attrs: &mut overlap,
+            numAttrs: u32::from(device.arch >= 90),
+        };
+        // SAFETY: `pointers` are as many as the kernel's parameters and outlive the call, which copies them; each value is
+        // eight bytes, at least as large as the parameter. What the kernel touches is the caller's buffers.
+        unsafe {
+            sys::cuLaunchKernelEx(&config, self.function.cu_function(), pointers.as_mut_ptr(), std::ptr::null_mut())
+        }
+        .result()
+        .map_err(|e| fault(&format!("launching `{}`", self.name), e))
+    }
+
+    /// Allows more dynamic shared memory than 48 KiB.
+    pub fn allow_shared(&self, bytes: u32) -> Result<(), BackendError> {
+        self.function
+            .set_attribute(
+                sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                bytes as i32,
+            )
+            .map_err(|e| fault(&format!("shared memory of `{}`", self.name), e))
+    }
+}

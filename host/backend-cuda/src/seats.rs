@@ -1,0 +1,142 @@
+//! What the host writes to the device: the mirrors of the structures in `prelude.cuh`.
+
+use backend::BackendError;
+use backend::step::SeatInit;
+
+/// Stop tokens and logit biases that fit a seat; the API's own limits are lower or equal.
+pub const STOPS_MAX: usize = 16;
+pub const BIASES_MAX: usize = 320;
+
+/// `RunInfo` of the prelude.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct RunUpload {
+    pub seat: i32,
+    pub rows: i32,
+    pub row0: i32,
+    pub token0: i32,
+    pub emit: i32,
+    /// Filled on the device.
+    pub derived: [i32; 3],
+}
+
+/// `StepInfo` of the prelude.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct StepUpload {
+    pub runs: i32,
+    pub rows: i32,
+    pub emits: i32,
+    pub appends: i32,
+    /// Filled on the device.
+    pub derived: [i32; 4],
+}
+
+/// `Append` of the prelude.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct AppendUpload {
+    pub seat: i32,
+    pub at: i32,
+    pub page: i32,
+}
+
+/// `SeatState` of the prelude.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SeatUpload {
+    position: i32,
+    last: i32,
+    done: i32,
+    generated: i32,
+    seed: u64,
+    temperature: f32,
+    top_p: f32,
+    min_p: f32,
+    presence: f32,
+    frequency: f32,
+    repetition: f32,
+    top_k: i32,
+    min_tokens: i32,
+    stops: i32,
+    stop: [i32; STOPS_MAX],
+    biases: i32,
+    bias_token: [i32; BIASES_MAX],
+    bias: [f32; BIASES_MAX],
+    counted: i32,
+}
+
+impl SeatUpload {
+    /// A seat that never advances: padding rows run on it.
+    pub fn null() -> Self {
+        Self {
+            position: 0,
+            last: 0,
+            done: 1,
+            generated: 0,
+            seed: 0,
+            temperature: 0.0,
+            top_p: 1.0,
+            min_p: 0.0,
+            presence: 0.0,
+            frequency: 0.0,
+            repetition: 1.0,
+            top_k: 0,
+            min_tokens: 0,
+            stops: 0,
+            stop: [0; STOPS_MAX],
+            biases: 0,
+            bias_token: [0; BIASES_MAX],
+            bias: [0.0; BIASES_MAX],
+            counted: 0,
+        }
+    }
+
+    pub fn new(init: &SeatInit<'_>) -> Result<Self, BackendError> {
+        let params = init.sampling;
+        let too_many = |what: &str, found: usize, limit: usize| BackendError::Unsupported {
+            what: format!("{found} {what} of one request: the limit is {limit}"),
+            fix: "send fewer".into(),
+        };
+        if params.stop_tokens.len() > STOPS_MAX {
+            return Err(too_many("stop tokens", params.stop_tokens.len(), STOPS_MAX));
+        }
+        if params.logit_bias.len() > BIASES_MAX {
+            return Err(too_many("logit biases", params.logit_bias.len(), BIASES_MAX));
+        }
+        let mut seat = Self {
+            position: init.start as i32,
+            last: init.generated.last().or(init.prompt.last()).map_or(0, |&token| token as i32),
+            done: 0,
+            generated: init.generated.len() as i32,
+            seed: init.seed,
+            temperature: params.temperature,
+            top_p: params.top_p,
+            min_p: params.min_p,
+            presence: params.presence_penalty,
+            frequency: params.frequency_penalty,
+            repetition: params.repetition_penalty,
+            top_k: params.top_k.min(i32::MAX as u32) as i32,
+            min_tokens: params.min_tokens.min(i32::MAX as u32) as i32,
+            stops: params.stop_tokens.len() as i32,
+            biases: params.logit_bias.len() as i32,
+            counted: i32::from(params.needs_history()),
+            ..Self::null()
+        };
+        for (slot, &token) in seat.stop.iter_mut().zip(&params.stop_tokens) {
+            *slot = token as i32;
+        }
+        for (i, &(token, bias)) in params.logit_bias.iter().enumerate() {
+            seat.bias_token[i] = token as i32;
+            seat.bias[i] = bias;
+        }
+        Ok(seat)
+    }
+}
+
+/// The bytes of a plain structure of integers and floats.
+pub fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
+    // SAFETY: the upload structures are `repr(C)` of 4- and 8-byte fields; any padding is written by nobody and read by
+    // nobody on the device, and every caller's values were initialised field by field.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}

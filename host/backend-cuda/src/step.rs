@@ -1,0 +1,576 @@
+//! The backend that the engine drives: uploads, forward passes (eager or by graph), sampling, results.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use backend::load::LoadOptions;
+use backend::sampler::raw_logprobs;
+use backend::step::{Caps, Emit, Feed, Mask, RunOut, SeatFault, SeatInit, Step, StepOut, Table, Ticket};
+use backend::{Backend, BackendError};
+use contract::{PAGE_TOKENS, Seat, TokenId};
+use cudarc::driver::{CudaEvent, CudaGraph, result, sys};
+
+use crate::blas::Blas;
+use crate::device::{Device, Pinned, fault};
+use crate::forward::{DeviceModel, Forward, Kernels, StepSize, Workspace};
+use crate::launch::{Args, Shape};
+use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload, bytes_of};
+
+/// Steps that may be launched before the oldest is collected.
+const IN_FLIGHT: usize = 2;
+
+/// A launched step, until it is collected.
+struct Open {
+    ticket: Ticket,
+    ring: usize,
+    size: StepSize,
+    graph: Option<(u16, u8)>,
+    /// Seat, whether it emits, and its wanted logprobs, per run.
+    runs: Vec<(Seat, bool, Option<u8>)>,
+    sampled: bool,
+}
+
+/// Host memory and events of one step in flight.
+struct Ring {
+    upload: Pinned,
+    out: Pinned,
+    masks: Option<Pinned>,
+    /// Untouched logits of the step's rows, copied only when somebody wants logprobs.
+    logits: Option<Pinned>,
+    begun: CudaEvent,
+    ended: CudaEvent,
+}
+
+pub struct CudaBackend {
+    // Fields drop in this order: graphs and buffers before the context that `device` holds.
+    graphs: HashMap<usize, CudaGraph>,
+    rings: Vec<Ring>,
+    blas: Blas,
+    kernels: Kernels,
+    work: Workspace,
+    model: DeviceModel,
+    caps: Caps,
+    logprobs: Vec<Option<u8>>,
+    open: VecDeque<Open>,
+    next_ticket: u64,
+    fault: Option<BackendError>,
+    device: Device,
+}
+
+// SAFETY: graphs hold raw handles; one thread drives the backend, and every call binds the context first.
+unsafe impl Send for CudaBackend {}
+
+impl CudaBackend {
+    #[allow(clippy::too_many_arguments, reason = "called once, by the loader")]
+    pub(crate) fn new(
+        device: Device,
+        model: DeviceModel,
+        kernels: Kernels,
+        work: Workspace,
+        options: &LoadOptions,
+        context_len: u32,
+        pages: u32,
+        graphs: bool,
+    ) -> Result<Self, BackendError> {
+        let sizes = if graphs { captured_sizes(usize::from(options.seats)) } else { Vec::new() };
+        let caps = Caps {
+            vocab: model.vocab as u32,
+            context_len,
+            seats: options.seats,
+            pages,
+            page_tokens: PAGE_TOKENS,
+            state_slots: 0,
+            adapters: 0,
+            max_rows: options.max_rows,
+            max_query: 1,
+            in_flight: IN_FLIGHT as u8,
+            resume_align: 1,
+            mask_words: work.mask_words as u32,
+            graphs: sizes.iter().map(|&rows| (rows as u16, 1)).collect(),
+        };
+        let blas = Blas::new(&device)?;
+        let event = || {
+            let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+            device.context.new_event(flags).map_err(|e| fault("cuEventCreate", e))
+        };
+        let rings = (0..IN_FLIGHT + 1)
+            .map(|_| {
+                Ok(Ring {
+                    upload: Pinned::new(&device, work.layout.bytes)?,
+                    out: Pinned::new(&device, work.out.bytes)?,
+                    masks: None,
+                    logits: None,
+                    begun: event()?,
+                    ended: event()?,
+                })
+            })
+            .collect::<Result<Vec<_>, BackendError>>()?;
+        let logprobs = vec![None; work.seats + 1];
+        let mut backend = Self {
+            graphs: HashMap::new(),
+            rings,
+            blas,
+            kernels,
+            work,
+            model,
+            caps,
+            logprobs,
+            open: VecDeque::new(),
+            next_ticket: 0,
+            fault: None,
+            device,
+        };
+        backend.prepare_null_seat(pages)?;
+        for &rows in &sizes {
+            backend.capture(rows)?;
+        }
+        backend.device.synchronize()?;
+        Ok(backend)
+    }
+
+    /// The seat behind the last: padding rows run on it and write into a page of their own.
+    fn prepare_null_seat(&mut self, null_page: u32) -> Result<(), BackendError> {
+        let seat = self.work.seats;
+        self.write_seat(seat, &SeatUpload::null())?;
+        let table = vec![null_page as i32; self.work.table_width];
+        let at = self.work.page_table.pointer + (seat * self.work.table_width * 4) as u64;
+        // SAFETY: the page table has a row for the null seat.
+        unsafe { result::memcpy_htod_sync(at, &table) }.map_err(|e| fault("cuMemcpyHtoD", e))
+    }
+
+    fn write_seat(&self, seat: usize, state: &SeatUpload) -> Result<(), BackendError> {
+        let at = self.work.seat_states.pointer + (seat * size_of::<SeatUpload>()) as u64;
+        // SAFETY: the table has `seats + 1` entries. The source is pageable, so the driver copies it before it returns;
+        // the write itself is ordered behind the steps in flight.
+        unsafe { result::memcpy_htod_async(at, std::slice::from_ref(state), self.device.stream.cu_stream()) }
+            .map_err(|e| fault("cuMemcpyHtoDAsync", e))
+    }
+
+    /// Captures a decode step of `rows` rows. Only null seats run while it is recorded.
+    fn capture(&mut self, rows: usize) -> Result<(), BackendError> {
+        let size = StepSize { rows, decodes: rows, prefill_rows: 0, emits: rows };
+        // The first pass asks cuBLASLt for its algorithms, which may not happen while recording.
+        self.upload_null(rows)?;
+        self.forward_pass(size)?;
+        self.device.synchronize()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.device.stream.begin_capture(mode).map_err(|e| fault("cuStreamBeginCapture", e))?;
+        let recorded = self.forward_pass(size);
+        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = self.device.stream.end_capture(flags).map_err(|e| fault("cuStreamEndCapture", e));
+        recorded?;
+        let graph = graph?.ok_or_else(|| fault("cuStreamEndCapture", "an empty graph"))?;
+        graph.upload().map_err(|e| fault("cuGraphUpload", e))?;
+        self.graphs.insert(rows, graph);
+        Ok(())
+    }
+
+    fn upload_null(&mut self, rows: usize) -> Result<(), BackendError> {
+        let runs: Vec<RunUpload> = (0..rows).map(|row| self.null_run(row)).collect();
+        let step = StepUpload { runs: rows as i32, rows: rows as i32, emits: rows as i32, ..StepUpload::default() };
+        self.upload(0, &step, &runs, &[], &[])
+    }
+
+    fn null_run(&self, row: usize) -> RunUpload {
+        let row = row as i32;
+        RunUpload { seat: self.work.seats as i32, rows: 1, row0: row, token0: -1, emit: row, derived: [0; 3] }
+    }
+
+    fn forward_pass(&mut self, size: StepSize) -> Result<(), BackendError> {
+        let mut forward = Forward {
+            device: &self.device,
+            model: &self.model,
+            kernels: &self.kernels,
+            work: &self.work,
+            blas: &mut self.blas,
+        };
+        forward.run(size)
+    }
+
+    fn upload(
+        &mut self,
+        ring: usize,
+        step: &StepUpload,
+        runs: &[RunUpload],
+        appends: &[AppendUpload],
+        tokens: &[TokenId],
+    ) -> Result<(), BackendError> {
+        let layout = self.work.layout;
+        let host = self.rings[ring].upload.as_mut_slice();
+        let mut put = |at: usize, bytes: &[u8]| host[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, bytes_of(std::slice::from_ref(step)));
+        put(layout.runs, bytes_of(runs));
+        put(layout.appends, bytes_of(appends));
+        put(layout.tokens, bytes_of(tokens));
+        let used =
+            if tokens.is_empty() { layout.appends + size_of_val(appends) } else { layout.tokens + size_of_val(tokens) };
+        // The masks' section is written by `sample`; it lies between and is overwritten with what the host holds.
+        let source = &self.rings[ring].upload.as_slice()[..used];
+        // SAFETY: page-locked source that stays untouched until this step was collected; `used` fits the device's area.
+        unsafe { result::memcpy_htod_async(self.work.upload.pointer, source, self.device.stream.cu_stream()) }
+            .map_err(|e| fault("cuMemcpyHtoDAsync", e))
+    }
+
+    /// Remembers the first device fault; every later call answers with it.
+    fn guard<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, BackendError>) -> Result<T, BackendError> {
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
+        self.device.context.bind_to_thread().map_err(|e| fault("cuCtxSetCurrent", e))?;
+        let answer = work(self);
+        if let Err(error @ BackendError::Device { .. }) = &answer {
+            self.fault = Some(error.clone());
+        }
+        answer
+    }
+}
+
+/// The penalty counts of a sequence: bit 31 for tokens of the prompt, below it how often each was generated.
+fn history(vocab: usize, init: &SeatInit<'_>) -> Vec<u32> {
+    let mut counts = vec![0u32; vocab];
+    for &token in init.prompt {
+        if let Some(count) = counts.get_mut(token as usize) {
+            *count |= 1 << 31;
+        }
+    }
+    for &token in init.generated {
+        if let Some(count) = counts.get_mut(token as usize) {
+            *count += 1;
+        }
+    }
+    counts
+}
+
+/// Exact sizes to 16 rows, then padded ones up to the seats.
+fn captured_sizes(seats: usize) -> Vec<usize> {
+    let steps = [24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
+    let mut sizes: Vec<usize> = (1..=16).chain(steps).filter(|&size| size < seats).collect();
+    sizes.push(seats);
+    sizes
+}
+
+impl Backend for CudaBackend {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn bind(&mut self, seat: Seat, init: &SeatInit<'_>) -> Result<(), BackendError> {
+        self.guard(|this| {
+            let index = usize::from(seat.0);
+            if index >= this.work.seats {
+                return Err(BackendError::InvalidStep(format!("seat {index} of {}", this.work.seats)));
+            }
+            this.write_seat(index, &SeatUpload::new(init)?)?;
+            this.logprobs[index] = init.sampling.logprobs;
+            if init.sampling.needs_history() {
+                let counts = history(this.model.vocab, init);
+                let at = this.work.counts.pointer + (index * this.model.vocab * 4) as u64;
+                // SAFETY: the table has a row of `vocab` counts for every seat; the source is pageable, as in `write_seat`.
+                unsafe { result::memcpy_htod_async(at, &counts, this.device.stream.cu_stream()) }
+                    .map_err(|e| fault("cuMemcpyHtoDAsync", e))?;
+            }
+            Ok(())
+        })
+    }
+
+    fn release(&mut self, seat: Seat) {
+        // The next `bind` is ordered behind the steps in flight, so there is nothing to wait for.
+        if let Some(slot) = self.logprobs.get_mut(usize::from(seat.0)) {
+            *slot = None;
+        }
+    }
+
+    fn forward(&mut self, step: &Step<'_>) -> Result<Ticket, BackendError> {
+        self.guard(|this| this.begin_step(step))
+    }
+
+    fn sample(&mut self, ticket: Ticket, masks: &[Mask<'_>]) -> Result<(), BackendError> {
+        self.guard(|this| this.sample_step(ticket, masks))
+    }
+
+    fn drafts(&mut self, _ticket: Ticket, _run: u32) -> Result<Vec<TokenId>, BackendError> {
+        Err(BackendError::InvalidStep("drafts of a backend whose max_query is 1".into()))
+    }
+
+    fn collect(&mut self, ticket: Ticket, wait: bool) -> Result<Option<StepOut>, BackendError> {
+        self.guard(|this| this.collect_step(ticket, wait))
+    }
+}
+
+impl CudaBackend {
+    fn begin_step(&mut self, step: &Step<'_>) -> Result<Ticket, BackendError> {
+        if self.open.len() >= IN_FLIGHT {
+            return Err(BackendError::InvalidStep(format!("{IN_FLIGHT} steps are in flight already")));
+        }
+        let (mut runs, mut size, meta) = self.lay_out(step)?;
+        let appends = self.appends(step)?;
+        let decode_only = size.prefill_rows == 0;
+        let graph =
+            decode_only.then(|| self.caps.graphs.iter().map(|g| usize::from(g.0)).find(|&g| g >= size.rows)).flatten();
+        if let Some(padded) = graph {
+            runs.extend((size.rows..padded).map(|row| self.null_run(row)));
+            size = StepSize { rows: padded, decodes: padded, prefill_rows: 0, emits: padded };
+        }
+        let header = StepUpload {
+            runs: runs.len() as i32,
+            rows: size.rows as i32,
+            emits: size.emits as i32,
+            appends: appends.len() as i32,
+            derived: [0; 4],
+        };
+        let ring = (self.next_ticket as usize) % self.rings.len();
+        self.upload(ring, &header, &runs, &appends, step.tokens)?;
+        self.rings[ring].begun.record(&self.device.stream).map_err(|e| fault("cuEventRecord", e))?;
+        match graph {
+            Some(rows) => self.graphs[&rows].launch().map_err(|e| fault("cuGraphLaunch", e))?,
+            None => self.forward_pass(size)?,
+        }
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.open.push_back(Open {
+            ticket,
+            ring,
+            size,
+            graph: graph.map(|rows| (rows as u16, 1)),
+            runs: meta,
+            sampled: false,
+        });
+        Ok(ticket)
+    }
+
+    /// Runs as the device sees them; checks what the engine promised.
+    #[allow(clippy::type_complexity, reason = "three halves of one pass over the runs")]
+    fn lay_out(
+        &self,
+        step: &Step<'_>,
+    ) -> Result<(Vec<RunUpload>, StepSize, Vec<(Seat, bool, Option<u8>)>), BackendError> {
+        let invalid = |what: String| Err(BackendError::InvalidStep(what));
+        let mut runs = Vec::with_capacity(step.runs.len());
+        let mut meta = Vec::with_capacity(step.runs.len());
+        let mut size = StepSize { rows: 0, decodes: 0, prefill_rows: 0, emits: 0 };
+        for run in step.runs {
+            let token0 = match &run.feed {
+                Feed::Last => -1,
+                Feed::Tokens(range) if range.end <= step.tokens.len() as u32 && range.end - range.start == run.rows => {
+                    range.start as i32
+                }
+                other => return invalid(format!("seat {} is fed {other:?} for {} rows", run.seat.0, run.rows)),
+            };
+            let emits = match run.emit {
+                Emit::Nothing => false,
+                Emit::Next => true,
+                other => {
+                    return Err(BackendError::Unsupported {
+                        what: format!("{other:?} on CUDA"),
+                        fix: "use `--device cpu`".into(),
+                    });
+                }
+            };
+            if usize::from(run.seat.0) >= self.work.seats || run.rows == 0 || run.end_max > self.caps.context_len {
+                return invalid(format!("run {run:?} of {} seats, {} tokens", self.work.seats, self.caps.context_len));
+            }
+            runs.push(RunUpload {
+                seat: i32::from(run.seat.0),
+                rows: run.rows as i32,
+                row0: size.rows as i32,
+                token0,
+                emit: if emits { size.emits as i32 } else { -1 },
+                derived: [0; 3],
+            });
+            meta.push((run.seat, emits, self.logprobs[usize::from(run.seat.0)]));
+            size.rows += run.rows as usize;
+            size.emits += usize::from(emits);
+            if run.rows == 1 && size.prefill_rows == 0 {
+                size.decodes += 1;
+            } else if run.rows == 1 {
+                return invalid("a run of one row behind a longer one: decodes come first".into());
+            } else {
+                size.prefill_rows += run.rows as usize;
+            }
+        }
+        if size.rows > self.work.max_rows || runs.len() > self.work.seats {
+            return invalid(format!("{} rows, {} runs", size.rows, runs.len()));
+        }
+        Ok((runs, size, meta))
+    }
+
+    fn appends(&self, step: &Step<'_>) -> Result<Vec<AppendUpload>, BackendError> {
+        let mut appends = Vec::new();
+        for table in step.tables {
+            match table {
+                Table::Append { seat, at, pages } => {
+                    appends.extend(pages.iter().enumerate().map(|(i, page)| AppendUpload {
+                        seat: i32::from(seat.0),
+                        at: *at as i32 + i as i32,
+                        page: page.0 as i32,
+                    }));
+                }
+                other => {
+                    return Err(BackendError::Unsupported {
+                        what: format!("{other:?} on CUDA"),
+                        fix: "use `--device cpu`".into(),
+                    });
+                }
+            }
+        }
+        let fits = appends.iter().all(|a| (a.at as usize) < self.work.table_width && (a.page as u32) < self.caps.pages);
+        if !fits || appends.len() > self.work.layout.appends_max {
+            return Err(BackendError::InvalidStep(format!(
+                "{} page appends, or one outside the tables",
+                appends.len()
+            )));
+        }
+        Ok(appends)
+    }
+
+    fn sample_step(&mut self, ticket: Ticket, masks: &[Mask<'_>]) -> Result<(), BackendError> {
+        let index = self.open.iter().position(|open| open.ticket == ticket && !open.sampled);
+        let Some(index) = index else {
+            return Err(BackendError::InvalidStep(format!("{ticket:?} is not open, or was sampled")));
+        };
+        let (ring, size) = (self.open[index].ring, self.open[index].size);
+        let wants_logits = self.open[index].runs.iter().any(|(_, emits, wanted)| *emits && wanted.is_some());
+        let stream = self.device.stream.cu_stream();
+        if size.emits > 0 {
+            if wants_logits {
+                let bytes = self.work.logits.bytes;
+                if self.rings[ring].logits.is_none() {
+                    self.rings[ring].logits = Some(Pinned::new(&self.device, bytes)?);
+                }
+                let rows = self.open[index].runs.iter().filter(|run| run.1).count();
+                let host = self.rings[ring].logits.as_mut().expect("made above").as_mut_slice();
+                // SAFETY: page-locked, as large as the device's logits, read only after the step's event.
+                unsafe {
+                    result::memcpy_dtoh_async(
+                        &mut host[..rows * self.model.vocab * 4],
+                        self.work.logits.pointer,
+                        stream,
+                    )
+                }
+                .map_err(|e| fault("cuMemcpyDtoHAsync", e))?;
+            }
+            self.upload_masks(index, masks)?;
+            let (w, base) = (&self.work, self.work.upload.pointer);
+            let out = w.out.pointer;
+            let emits = (w.seats + 1) as u64;
+            let args = Args::default()
+                .pointer(w.logits.pointer)
+                .pointer(w.seat_states.pointer)
+                .pointer(base + w.layout.runs as u64)
+                .pointer(w.emit_run.pointer)
+                .pointer(w.counts.pointer)
+                .pointer(w.masks.pointer)
+                .pointer(base + w.layout.mask_of as u64)
+                .int(w.mask_words)
+                .int(self.model.vocab)
+                .pointer(out)
+                .pointer(out + emits * 4)
+                .pointer(out + emits * 8);
+            self.kernels.sample.launch(&self.device, Shape::new(size.emits as u32, 1024), args)?;
+            let host = self.rings[ring].out.as_mut_slice();
+            // SAFETY: page-locked, as large as the device's results, read only after the step's event.
+            unsafe { result::memcpy_dtoh_async(host, out, stream) }.map_err(|e| fault("cuMemcpyDtoHAsync", e))?;
+        }
+        self.rings[ring].ended.record(&self.device.stream).map_err(|e| fault("cuEventRecord", e))?;
+        self.open[index].sampled = true;
+        Ok(())
+    }
+
+    /// Which mask each emitted row uses, and the masks themselves.
+    fn upload_masks(&mut self, index: usize, masks: &[Mask<'_>]) -> Result<(), BackendError> {
+        let emits = self.open[index].size.emits;
+        let mut mask_of = vec![-1i32; emits];
+        let words = self.work.mask_words;
+        let stream = self.device.stream.cu_stream();
+        if !masks.is_empty() {
+            let ring = self.open[index].ring;
+            if self.rings[ring].masks.is_none() {
+                self.rings[ring].masks = Some(Pinned::new(&self.device, self.work.masks.bytes)?);
+            }
+            for (i, mask) in masks.iter().enumerate() {
+                let run = mask.run as usize;
+                let known = self.open[index].runs.get(run).is_some_and(|run| run.1) && mask.bits.len() == words;
+                if !known || i >= emits {
+                    return Err(BackendError::InvalidStep(format!(
+                        "mask {i} of run {run} has {} words",
+                        mask.bits.len()
+                    )));
+                }
+                let emit = self.open[index].runs[..run].iter().filter(|run| run.1).count();
+                mask_of[emit] = i as i32;
+                let host = self.rings[ring].masks.as_mut().expect("made above").as_mut_slice();
+                host[i * words * 4..(i + 1) * words * 4].copy_from_slice(bytes_of(mask.bits));
+            }
+            let host = &self.rings[ring].masks.as_ref().expect("made above").as_slice()[..masks.len() * words * 4];
+            // SAFETY: page-locked and untouched until the step was collected; the device's area is as large.
+            unsafe { result::memcpy_htod_async(self.work.masks.pointer, host, stream) }
+                .map_err(|e| fault("cuMemcpyHtoDAsync", e))?;
+        }
+        let at = self.work.upload.pointer + self.work.layout.mask_of as u64;
+        // SAFETY: the section has `seats + 1` entries; the pageable source is copied before the call returns.
+        unsafe { result::memcpy_htod_async(at, &mask_of, stream) }.map_err(|e| fault("cuMemcpyHtoDAsync", e))
+    }
+
+    fn collect_step(&mut self, ticket: Ticket, wait: bool) -> Result<Option<StepOut>, BackendError> {
+        match self.open.front() {
+            Some(open) if open.ticket == ticket && open.sampled => {}
+            _ => return Err(BackendError::InvalidStep(format!("{ticket:?} is not the oldest sampled step"))),
+        }
+        let ring = self.open[0].ring;
+        let ended = &self.rings[ring].ended;
+        if wait {
+            ended.synchronize().map_err(|e| fault("the step", e))?;
+        } else if !ended.try_is_complete().map_err(|e| fault("the step", e))? {
+            return Ok(None);
+        }
+        let open = self.open.pop_front().expect("looked at above");
+        let millis = self.rings[ring].begun.elapsed_ms(ended).map_err(|e| fault("cuEventElapsedTime", e))?;
+        let padded_rows = open.size.rows.saturating_sub(open.runs.len()) as u32;
+        let mut out = StepOut {
+            device: Duration::from_secs_f32(millis.max(0.0) / 1e3),
+            padded_rows: if open.graph.is_some() { padded_rows } else { 0 },
+            graph: open.graph,
+            ..StepOut::default()
+        };
+        let host = self.rings[ring].out.as_slice();
+        let emits_max = self.work.seats + 1;
+        let read = |section: usize, i: usize| {
+            let at = (section * emits_max + i) * 4;
+            i32::from_le_bytes(host[at..at + 4].try_into().expect("four bytes"))
+        };
+        let mut emit = 0;
+        for (_, emits, wanted) in &open.runs {
+            let (tokens, logprobs) = (out.tokens.len() as u32, out.logprobs.len() as u32);
+            let mut run = RunOut {
+                tokens: tokens..tokens,
+                accepted: 0,
+                end: 0,
+                done: false,
+                logprobs: logprobs..logprobs,
+                pooled: 0..0,
+                fault: None,
+            };
+            if *emits {
+                let token = read(0, emit);
+                run.end = read(1, emit).max(0) as u32;
+                run.done = read(2, emit) != 0;
+                if token == -2 {
+                    run.fault = Some(SeatFault::Error("the grammar forbids every token".into()));
+                } else if token >= 0 {
+                    out.tokens.push(token as TokenId);
+                    run.tokens.end += 1;
+                    if let (Some(top), Some(logits)) = (wanted, &self.rings[ring].logits) {
+                        let row = &logits.as_slice()[emit * self.model.vocab * 4..(emit + 1) * self.model.vocab * 4];
+                        let row: Vec<f32> =
+                            row.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+                        out.logprobs.push(raw_logprobs(&row, token as TokenId, *top));
+                        run.logprobs.end += 1;
+                    }
+                }
+                emit += 1;
+            }
+            out.runs.push(run);
+        }
+        Ok(Some(out))
+    }
+}

@@ -1,0 +1,21 @@
+// act[row, i] = silu(gate_up[row, i]) * gate_up[row, ffn + i]; bf16. For products that went through the library.
+#include "prelude.cuh"
+
+extern "C" __global__ void __launch_bounds__(256) silu_mul(u16 *act, const u16 *gate_up, int ffn) {
+    wait_previous();
+    start_next();
+    const U4 *gate = (const U4 *)(gate_up + (long long)blockIdx.y * 2 * ffn);
+    const U4 *up = (const U4 *)(gate_up + (long long)blockIdx.y * 2 * ffn + ffn);
+    U4 *to = (U4 *)(act + (long long)blockIdx.y * ffn);
+    int i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= ffn / 8) return;
+    U4 a = gate[i], b = up[i], y;
+    const u32 *p = (const u32 *)&a, *q = (const u32 *)&b;
+    u32 *o = (u32 *)&y;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float lo = bf16_lo(p[j]), hi = bf16_hi(p[j]);
+        o[j] = bf16_pack(lo / (1.f + __expf(-lo)) * bf16_lo(q[j]), hi / (1.f + __expf(-hi)) * bf16_hi(q[j]));
+    }
+    to[i] = y;
+}

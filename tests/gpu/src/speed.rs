@@ -1,0 +1,121 @@
+//! Step times of a full-size random model, with the share of the card's floor beside each.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use backend::Backend;
+use backend::load::LoadOptions;
+use backend::ops::{AttentionShape, Rope};
+use backend_cuda::CudaOptions;
+use contract::TokenId;
+use contract::sampling::SamplingParams;
+use model::decoder::Settings;
+
+use crate::drive::{Driver, Part};
+
+/// Bytes a second that count as 100 % of this card's memory.
+const BANDWIDTH: f64 = 4.2e12;
+
+/// Qwen3-8B: 36 layers, untied head.
+fn qwen3_8b() -> Settings {
+    Settings {
+        family: "qwen3",
+        hidden: 4096,
+        ffn: 12_288,
+        layers: 36,
+        attention: AttentionShape { heads: 32, kv_heads: 8, head_dim: 128 },
+        context_len: 40_960,
+        norm_eps: 1e-6,
+        rope: Rope::plain(128, 1e6),
+        qk_norm: true,
+        interleaved_qk: false,
+        tied_head: Some(false),
+        used_tensors: Vec::new(),
+    }
+}
+
+const VOCAB: usize = 151_936;
+
+pub fn run() -> Result<()> {
+    let settings = qwen3_8b();
+    let started = Instant::now();
+    let spec = model::dummy::spec(&settings, VOCAB, 1)?;
+    let options = LoadOptions { seats: 128, max_rows: 8192, context_len: Some(40_960), ..LoadOptions::default() };
+    let (mut backend, plan) = backend_cuda::load(&spec, &options, &CudaOptions::default(), &mut |_| {})?;
+    println!("Qwen3-8B bf16, random weights: ready in {:.1} s, {plan:?}", started.elapsed().as_secs_f64());
+    let weights = plan.weights as f64 - (VOCAB * settings.hidden * 2) as f64;
+    println!("{:<28} {:>10} {:>12} {:>8}", "cell", "ms", "tok/s", "floor");
+    for (prompt, rows) in
+        [(200, 1), (200, 2), (200, 4), (200, 8), (200, 16), (200, 32), (200, 64), (200, 128), (8000, 1), (8000, 8)]
+    {
+        let millis = decode(&mut backend, prompt, rows)?;
+        let bytes = weights + f64::from(rows as u32) * f64::from(prompt as u32 + 64) * plan.kv_bytes_per_token as f64;
+        let share = bytes / BANDWIDTH / (millis / 1e3);
+        let rate = rows as f64 / millis * 1e3;
+        println!("{:<28} {millis:>10.3} {rate:>12.1} {:>7.0} %", format!("decode {prompt} x {rows}"), share * 100.0);
+    }
+    for prompt in [200, 2000, 8000, 28_000] {
+        let millis = prefill(&mut backend, prompt, 8192)?;
+        let rate = prompt as f64 / millis * 1e3;
+        println!("{:<28} {millis:>10.3} {rate:>12.1}", format!("prefill {prompt}"));
+    }
+    Ok(())
+}
+
+fn greedy() -> SamplingParams {
+    SamplingParams { temperature: 0.0, ..SamplingParams::default() }
+}
+
+fn text(seed: usize, count: usize) -> Vec<TokenId> {
+    (0..count).map(|i| ((i * 7919 + seed * 104_729 + 1000) % 150_000) as TokenId).collect()
+}
+
+fn fill(driver: &mut Driver<'_>, seat: u16, prompt: &[TokenId], chunk: usize) -> Result<()> {
+    driver.bind(seat, &greedy(), prompt)?;
+    let mut chunks = prompt.chunks(chunk).peekable();
+    while let Some(tokens) = chunks.next() {
+        driver.step(&[Part { seat, tokens, emit: chunks.peek().is_none() }])?;
+    }
+    Ok(())
+}
+
+/// Milliseconds of a decode step of `rows` sequences, two in flight, over 60 steps.
+fn decode(backend: &mut dyn Backend, prompt: usize, rows: usize) -> Result<f64> {
+    let mut driver = Driver::new(backend);
+    driver.clear();
+    for seat in 0..rows {
+        fill(&mut driver, seat as u16, &text(seat, prompt), 8192)?;
+    }
+    let parts: Vec<Part<'_>> = (0..rows).map(|seat| Part { seat: seat as u16, tokens: &[], emit: true }).collect();
+    let mut oldest = driver.launch(&parts)?;
+    let mut started = Instant::now();
+    const STEPS: usize = 60;
+    for step in 0..STEPS + 4 {
+        if step == 4 {
+            started = Instant::now();
+        }
+        let newer = driver.launch(&parts)?;
+        driver.backend.collect(oldest, true)?.context("a waiting collect gave nothing")?;
+        oldest = newer;
+    }
+    let millis = started.elapsed().as_secs_f64() * 1e3 / STEPS as f64;
+    driver.backend.collect(oldest, true)?;
+    Ok(millis)
+}
+
+/// Milliseconds to the first token of a prompt, median of three.
+fn prefill(backend: &mut dyn Backend, prompt: usize, chunk: usize) -> Result<f64> {
+    let mut times = Vec::new();
+    for round in 0..4 {
+        let mut driver = Driver::new(backend);
+        driver.clear();
+        let tokens = text(round, prompt);
+        let started = Instant::now();
+        fill(&mut driver, 0, &tokens, chunk)?;
+        times.push(started.elapsed().as_secs_f64() * 1e3);
+    }
+    // The first round asks the library for its algorithms.
+    times.remove(0);
+    times.sort_by(f64::total_cmp);
+    Ok(times[1])
+}

@@ -9,11 +9,14 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod cases;
+pub mod detokenizer;
 pub mod error;
 pub mod finish;
 pub mod model;
+pub mod normalise;
 pub mod pipeline;
 pub mod prepare;
+pub mod stops;
 pub mod tokenizer;
 
 pub use error::TextError;

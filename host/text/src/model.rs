@@ -1,12 +1,17 @@
 //! One served model name, text side.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use contract::output::OutputStage;
-use contract::reasoning::ResolvedSpan;
+use contract::TokenId;
+use contract::output::{Channel, Marker, OutputStage, StageRequest, TURN_PREFIX_BYTES_MAX};
+use contract::reasoning::{ReasoningTracker, ResolvedMarker, ResolvedSpan};
 use contract::template::{ChatTemplate, Rendered};
+use serde_json::json;
 
-use crate::{ChatJob, OutputJob, OutputPipeline, Prepared, TextError, Tokenizer};
+use crate::normalise::ContentForm;
+use crate::pipeline::PipelineParts;
+use crate::{ChatJob, OutputJob, OutputPipeline, Prepared, Stops, TextError, Tokenizer, prepare};
 
 /// What a name is made of.
 pub struct TextModelParts {
@@ -21,19 +26,45 @@ pub struct TextModel {
     tokenizer: Tokenizer,
     template: Option<Arc<dyn ChatTemplate>>,
     stages: Vec<Arc<dyn OutputStage>>,
-    spans: Vec<ResolvedSpan>,
+    /// The markers of each stage, resolved.
+    markers: Vec<Vec<Marker>>,
+    /// With the texts of open and close, which the turn prefix is read for.
+    spans: Vec<(ResolvedSpan, String, String)>,
+    stage_stops: Stops,
+    form: ContentForm,
     warnings: Vec<String>,
 }
 
 impl TextModel {
+    /// Renders a small probe request to learn what content the template takes and whether it opens reasoning.
     pub fn new(parts: TextModelParts) -> Result<Self, TextError> {
-        Ok(Self {
-            tokenizer: parts.tokenizer,
-            template: parts.template,
-            stages: parts.stages,
-            spans: Vec::new(),
-            warnings: Vec::new(),
-        })
+        let TextModelParts { tokenizer, template, stages } = parts;
+        let requirements: Vec<_> = stages.iter().map(|stage| stage.requirements()).collect();
+        let marker = |text: &String| Marker { text: text.clone(), token: tokenizer.added_token(text) };
+        let markers = requirements.iter().map(|r| r.markers.iter().map(marker).collect()).collect();
+        let mut spans = Vec::new();
+        for (stage, span) in stages.iter().zip(&requirements).flat_map(|(s, r)| r.reasoning.iter().map(move |x| (s, x)))
+        {
+            if span.open.is_empty() || span.close.is_empty() {
+                let message = format!("output stage `{}` declares a reasoning span with an empty marker", stage.name());
+                return Err(TextError::Setup(message));
+            }
+            let resolved =
+                ResolvedSpan { open: resolve(&tokenizer, &span.open), close: resolve(&tokenizer, &span.close) };
+            spans.push((resolved, span.open.clone(), span.close.clone()));
+        }
+        let mut stage_stops = Stops::default();
+        stage_stops.add(&tokenizer, requirements.iter().flat_map(|r| &r.stop));
+        let probe = template.as_deref().map_or_else(Probe::default, probe);
+        let mut warnings = Vec::new();
+        if probe.opens_reasoning && spans.is_empty() {
+            warnings.push(
+                "the chat template opens a block of reasoning, but no output stage reads reasoning: it will arrive as \
+                 content; pass --reasoning-parser to split it off"
+                    .to_owned(),
+            );
+        }
+        Ok(Self { tokenizer, template, stages, markers, spans, stage_stops, form: probe.form, warnings })
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -48,8 +79,9 @@ impl TextModel {
         &self.stages
     }
 
-    pub fn spans(&self) -> &[ResolvedSpan] {
-        &self.spans
+    /// The reasoning spans of all stages, resolved against the tokenizer.
+    pub fn spans(&self) -> Vec<ResolvedSpan> {
+        self.spans.iter().map(|(span, ..)| span.clone()).collect()
     }
 
     /// What the operator should read at start.
@@ -58,16 +90,113 @@ impl TextModel {
     }
 
     /// Normalises and renders; no tokenizing.
-    pub fn render_chat(&self, _job: &ChatJob) -> Result<Rendered, TextError> {
-        Err(TextError::NoTemplate)
+    pub fn render_chat(&self, job: &ChatJob) -> Result<Rendered, TextError> {
+        let template = self.template.as_deref().ok_or(TextError::NoTemplate)?;
+        prepare::render(template, job, self.form)
     }
 
-    /// Normalises, renders and tokenizes.
-    pub fn prepare_chat(&self, _job: &ChatJob) -> Result<Prepared, TextError> {
-        Err(TextError::NoTemplate)
+    /// Normalises, renders and tokenizes. The template writes the begin token itself if the model wants one.
+    pub fn prepare_chat(&self, job: &ChatJob) -> Result<Prepared, TextError> {
+        let rendered = self.render_chat(job)?;
+        let prompt = self.tokenizer.encode(&rendered.prompt, false)?;
+        let mut stops = self.stage_stops.clone();
+        stops.add(&self.tokenizer, &rendered.stop);
+        let warnings = prepare::warnings(&rendered);
+        Ok(Prepared { prompt, rendered, stops, warnings })
     }
 
-    pub fn open_output(&self, _job: &OutputJob) -> Result<OutputPipeline, TextError> {
-        Ok(OutputPipeline {})
+    /// Opens one stream's way out. Called once per choice.
+    pub fn open_output(&self, job: &OutputJob) -> Result<OutputPipeline, TextError> {
+        let mut job = job.clone();
+        cut_left(&mut job.stage_request.turn_prefix);
+        let mut sessions = Vec::new();
+        let mut marker_tokens: HashSet<TokenId> = HashSet::new();
+        if !job.raw {
+            for (stage, markers) in self.stages.iter().zip(&self.markers) {
+                let request = stage_request(&job.stage_request, stage.as_ref(), markers);
+                sessions.push((stage.name().to_owned(), stage.open(&request).map_err(TextError::from_stage)?));
+                marker_tokens.extend(markers.iter().filter_map(|marker| marker.token));
+            }
+        }
+        let tracker = ReasoningTracker::new(self.spans(), !job.raw && self.starts_in_reasoning(&job.stage_request));
+        let tokenizer = self.tokenizer.clone();
+        Ok(OutputPipeline::new(PipelineParts { tokenizer, sessions, markers: marker_tokens, tracker, job }))
+    }
+
+    /// What the template says, else whether the turn prefix opens the first span after closing it last.
+    fn starts_in_reasoning(&self, request: &StageRequest) -> bool {
+        match (&request.starts_in, self.spans.first()) {
+            (_, None) => false,
+            (Some(channel), _) => *channel == Channel::Reasoning,
+            (None, Some((_, open, close))) => {
+                let opened = request.turn_prefix.rfind(open.as_str());
+                opened.is_some() && opened > request.turn_prefix.rfind(close.as_str())
+            }
+        }
     }
 }
+
+impl Stops {
+    fn add<'a>(&mut self, tokenizer: &Tokenizer, stops: impl IntoIterator<Item = &'a String>) {
+        for stop in stops.into_iter().filter(|stop| !stop.is_empty()) {
+            match tokenizer.added_token(stop) {
+                Some(token) if !self.tokens.contains(&token) => self.tokens.push(token),
+                None if !self.strings.contains(stop) => self.strings.push(stop.clone()),
+                Some(_) | None => {}
+            }
+        }
+    }
+}
+
+fn resolve(tokenizer: &Tokenizer, marker: &str) -> ResolvedMarker {
+    tokenizer
+        .added_token(marker)
+        .map_or_else(|| ResolvedMarker::Bytes(marker.as_bytes().to_vec()), ResolvedMarker::Token)
+}
+
+/// Schemas are copied into a plugin's memory only when it asks for them.
+fn stage_request(request: &StageRequest, stage: &dyn OutputStage, markers: &[Marker]) -> StageRequest {
+    let mut request = request.clone();
+    request.markers = markers.to_vec();
+    if !stage.requirements().tool_schemas {
+        request.tools.iter_mut().for_each(|tool| tool.schema_json = None);
+    }
+    request
+}
+
+/// Keeps the end, which decides the start state.
+fn cut_left(text: &mut String) {
+    if text.len() > TURN_PREFIX_BYTES_MAX {
+        let from = text.ceil_char_boundary(text.len() - TURN_PREFIX_BYTES_MAX);
+        text.drain(..from);
+    }
+}
+
+#[derive(Default)]
+struct Probe {
+    form: ContentForm,
+    opens_reasoning: bool,
+}
+
+/// A template may refuse the probe for reasons of its own; then the defaults stand.
+fn probe(template: &dyn ChatTemplate) -> Probe {
+    const WORD: &str = "probe-7f3a";
+    let job = ChatJob {
+        messages: vec![json!({"role": "user", "content": WORD})],
+        add_generation_prompt: true,
+        now: "2000-01-01T00:00:00+00:00".to_owned(),
+        ..ChatJob::default()
+    };
+    let render = |form| prepare::render(template, &job, form).ok().filter(|rendered| rendered.prompt.contains(WORD));
+    let (form, rendered) = match render(ContentForm::Text) {
+        Some(rendered) => (ContentForm::Text, Some(rendered)),
+        None => match render(ContentForm::Parts) {
+            Some(rendered) => (ContentForm::Parts, Some(rendered)),
+            None => (ContentForm::Text, None),
+        },
+    };
+    Probe { form, opens_reasoning: rendered.is_some_and(|r| r.starts_in == Some(Channel::Reasoning)) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,40 +1,27 @@
 //! Text to tokens and tokens to bytes, for every vocabulary we can load.
 
+mod byte_level;
+mod bytes;
+mod decoder;
+mod gguf;
+mod vocab;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use contract::TokenId;
 
 use crate::TextError;
+use crate::detokenizer::Detokenizer;
+use decoder::{FirstRule, TokenDecoder};
+use vocab::{Entry, TOKEN_ID_MAX, Table};
 
-/// A GGUF file's tokenizer metadata, as read by the caller.
-#[derive(Clone, Debug, Default)]
-pub struct GgufVocab {
-    /// `tokenizer.ggml.model`, such as `gpt2`.
-    pub model: String,
-    /// `tokenizer.ggml.pre`, such as `smollm`.
-    pub pre: String,
-    /// `tokenizer.ggml.tokens`.
-    pub tokens: Vec<String>,
-    /// `tokenizer.ggml.token_type`: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte. May be empty.
-    pub token_types: Vec<i32>,
-    /// `tokenizer.ggml.merges`, each `left right`.
-    pub merges: Vec<String>,
-    pub bos: Option<TokenId>,
-    pub eos: Option<TokenId>,
-    /// `tokenizer.ggml.eot_token_id`: the end of a turn, a second end token.
-    pub eot: Option<TokenId>,
-    /// `tokenizer.ggml.add_bos_token`; `None`: the pre-tokenizer's own rule.
-    pub add_bos: Option<bool>,
-}
+pub use bytes::ByteVocabToken;
+pub use gguf::GgufVocab;
 
-/// One token of a scripted model beyond its 256 byte tokens and the end token.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ByteVocabToken {
-    pub bytes: Vec<u8>,
-    /// Whether the text counts as one added token (matched by id, recognised in prompts).
-    pub added: bool,
-}
+/// Longest text that is encoded at once. Pre-tokenizer expressions look ahead over white space, so the time is not
+/// linear for hostile text; 16 MiB is far beyond any context we serve.
+pub const ENCODE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// A vocabulary with its encoder and decoder. Cheap to clone.
 #[derive(Clone)]
@@ -44,22 +31,53 @@ pub struct Tokenizer {
     eos: Arc<[TokenId]>,
 }
 
-struct Inner {}
+enum Encoder {
+    Library(Box<tokenizers::Tokenizer>),
+    Bytes,
+}
+
+struct Inner {
+    encoder: Encoder,
+    decoder: TokenDecoder,
+    table: Table,
+    /// Put the begin token in front when special tokens are asked for. `tokenizer.json` has a post-processor instead.
+    add_bos: bool,
+}
 
 impl Tokenizer {
     /// Reads a `tokenizer.json`. It holds no begin and end tokens: set them with [`Self::with_special`].
-    pub fn from_json(_bytes: &[u8]) -> Result<Self, TextError> {
-        Err(TextError::Tokenizer("not a tokenizer.json".into()))
+    pub fn from_json(bytes: &[u8]) -> Result<Self, TextError> {
+        let mut library = tokenizers::Tokenizer::from_bytes(bytes)
+            .map_err(|e| TextError::Tokenizer(format!("tokenizer.json is not usable: {e}")))?;
+        // Serving never pads or cuts a prompt, whatever the file's training settings were.
+        library.with_padding(None);
+        library.with_truncation(None).map_err(|e| TextError::Tokenizer(e.to_string()))?;
+        let decoder = TokenDecoder::new(library.get_decoder())?;
+        let table = table(&library, &decoder)?;
+        Ok(Self::assemble(Encoder::Library(Box::new(library)), decoder, table, false))
     }
 
-    /// Builds a byte-level BPE tokenizer from GGUF metadata. An unknown pre-tokenizer is an error, as ids would be wrong.
-    pub fn from_gguf(_vocab: GgufVocab) -> Result<Self, TextError> {
-        Err(TextError::Tokenizer("not a vocabulary".into()))
+    /// Builds a byte-level BPE tokenizer from GGUF metadata. An unknown pre-tokenizer is an error, as ids would be
+    /// wrong.
+    pub fn from_gguf(vocab: GgufVocab) -> Result<Self, TextError> {
+        let (library, add_bos) = gguf::build(&vocab)?;
+        let decoder = TokenDecoder::byte_level();
+        let table = table(&library, &decoder)?;
+        let mut eos: Vec<TokenId> = vocab.eos.into_iter().chain(vocab.eot).collect();
+        eos.dedup();
+        let encoder = Encoder::Library(Box::new(library));
+        Ok(Self::assemble(encoder, decoder, table, add_bos).with_special(vocab.bos, eos))
     }
 
     /// Scripted models: ids 0..=255 are bytes, 256 is the end token, then `extra`.
-    pub fn from_bytes_vocab(_extra: Vec<ByteVocabToken>) -> Self {
-        Self { inner: Arc::new(Inner {}), bos: None, eos: Arc::from([256]) }
+    pub fn from_bytes_vocab(extra: Vec<ByteVocabToken>) -> Self {
+        Self::assemble(Encoder::Bytes, TokenDecoder::byte_level(), bytes::table(extra), false)
+            .with_special(None, vec![bytes::END_TOKEN])
+    }
+
+    fn assemble(encoder: Encoder, decoder: TokenDecoder, table: Table, add_bos: bool) -> Self {
+        let inner = Arc::new(Inner { encoder, decoder, table, add_bos });
+        Self { inner, bos: None, eos: Arc::from([]) }
     }
 
     /// The same tokenizer with these begin and end tokens.
@@ -69,39 +87,86 @@ impl Tokenizer {
         self
     }
 
-    /// Added tokens in the text are recognised. `add_special` adds what the model's post-processor adds (a begin token).
-    pub fn encode(&self, _text: &str, _add_special: bool) -> Result<Vec<TokenId>, TextError> {
-        let _ = &self.inner;
-        Ok(Vec::new())
+    /// Added tokens in the text are recognised. `add_special` adds what the model puts around a text (a begin token).
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>, TextError> {
+        let failed = |reason: String| TextError::Encode { bytes: text.len(), reason };
+        if text.len() > ENCODE_BYTES_MAX {
+            return Err(failed(format!("the limit is {ENCODE_BYTES_MAX} bytes")));
+        }
+        match &self.inner.encoder {
+            Encoder::Bytes => Ok(bytes::encode(&self.inner.table, text)),
+            Encoder::Library(library) => {
+                let encoding = library.encode_fast(text, add_special).map_err(|e| failed(e.to_string()))?;
+                let mut tokens = encoding.get_ids().to_vec();
+                if let Some(bos) = self.bos.filter(|_| add_special && self.inner.add_bos)
+                    && tokens.first() != Some(&bos)
+                {
+                    tokens.insert(0, bos);
+                }
+                Ok(tokens)
+            }
+        }
     }
 
     /// The text of all ids at once; invalid UTF-8 becomes U+FFFD. Unknown ids add nothing.
-    pub fn decode(&self, _ids: &[TokenId], _skip_special: bool) -> String {
-        String::new()
+    ///
+    /// It is the same code that streams, so joined stream pieces always equal it.
+    pub fn decode(&self, ids: &[TokenId], skip_special: bool) -> String {
+        let mut detokenizer = Detokenizer::new(self.clone());
+        let mut text = String::new();
+        for &id in ids.iter().filter(|id| !(skip_special && self.is_special(**id))) {
+            text.push_str(&detokenizer.push(id));
+        }
+        text.push_str(detokenizer.finish());
+        text
     }
 
     /// The raw bytes of one token, out of context; empty for an unknown id.
-    pub fn token_bytes(&self, _id: TokenId) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&[])
+    pub fn token_bytes(&self, id: TokenId) -> Cow<'_, [u8]> {
+        Cow::Borrowed(self.inner.table.bytes(id))
+    }
+
+    /// The bytes of a token that starts a text.
+    pub(crate) fn first_token_bytes(&self, id: TokenId) -> Cow<'_, [u8]> {
+        let in_context = self.inner.table.bytes(id);
+        if self.inner.decoder.first != FirstRule::Alone || self.inner.table.is_special(id) {
+            return Cow::Borrowed(in_context);
+        }
+        let Encoder::Library(library) = &self.inner.encoder else { return Cow::Borrowed(in_context) };
+        let alone = library.id_to_token(id).and_then(|token| self.inner.decoder.bytes_alone(&token).ok());
+        alone.map_or(Cow::Borrowed(in_context), Cow::Owned)
+    }
+
+    /// The character that is dropped at the start of a text, and how often.
+    pub(crate) fn leading_strip(&self) -> Option<(char, usize)> {
+        match self.inner.decoder.first {
+            FirstRule::Strip { content, count } => Some((content, count)),
+            FirstRule::Same | FirstRule::Alone => None,
+        }
     }
 
     /// The id of the added token with exactly this text.
-    pub fn added_token(&self, _text: &str) -> Option<TokenId> {
-        None
+    pub fn added_token(&self, text: &str) -> Option<TokenId> {
+        self.inner.table.added_token(text)
     }
 
-    pub fn is_added(&self, _id: TokenId) -> bool {
-        false
+    pub fn is_added(&self, id: TokenId) -> bool {
+        self.inner.table.is_added(id)
+    }
+
+    /// Whether the vocabulary has this id.
+    pub fn is_known(&self, id: TokenId) -> bool {
+        self.inner.table.is_known(id)
     }
 
     /// Whether the token is left out of the text by default.
-    pub fn is_special(&self, _id: TokenId) -> bool {
-        false
+    pub fn is_special(&self, id: TokenId) -> bool {
+        self.inner.table.is_special(id)
     }
 
     /// One more than the highest id.
     pub fn vocab_size(&self) -> usize {
-        0
+        self.inner.table.size()
     }
 
     pub fn bos(&self) -> Option<TokenId> {
@@ -112,3 +177,32 @@ impl Tokenizer {
         &self.eos
     }
 }
+
+/// Decodes the whole vocabulary once, so that serving a token is a table look-up.
+fn table(library: &tokenizers::Tokenizer, decoder: &TokenDecoder) -> Result<Table, TextError> {
+    let added = library.get_added_tokens_decoder();
+    let mut entries = Vec::new();
+    for (token, id) in library.get_vocab(true) {
+        if id > TOKEN_ID_MAX {
+            return Err(TextError::Tokenizer(format!(
+                "token {token:?} has id {id}, the highest possible is {TOKEN_ID_MAX}"
+            )));
+        }
+        let added_token = added.get(&id);
+        let literal = added_token.filter(|_| decoder.added_is_literal());
+        let bytes = match literal {
+            Some(added) => added.content.clone().into_bytes(),
+            None => decoder.bytes(&token)?,
+        };
+        entries.push(Entry {
+            id,
+            bytes,
+            added: added_token.is_some(),
+            special: added_token.is_some_and(|t| t.special),
+        });
+    }
+    Ok(Table::new(entries))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,289 @@
+//! The way out: tokens to bytes to whole UTF-8 to stop strings to stages to checked deltas.
+
+mod chain;
+mod rules;
+mod shape;
+
+use std::collections::HashSet;
+
+use contract::TokenId;
+use contract::output::{EndReason, OutputEvent, StageRequest, StageSession, ToolChoice};
+use contract::reasoning::ReasoningTracker;
+use contract::sampling::TokenLogprobs;
+
+use crate::detokenizer::Detokenizer;
+use crate::stops::{StopMatcher, TextPiece};
+use crate::{EndOfStream, TextError, Tokenizer, finish_reason};
+use chain::Chain;
+use shape::{Shaper, ShaperParts};
+
+/// Everything a stream's output depends on.
+#[derive(Clone, Debug, Default)]
+pub struct OutputJob {
+    /// Tools, choice, `starts_in`, `turn_prefix`. `markers` is filled in per stage by the model.
+    pub stage_request: StageRequest,
+    /// The request's stop strings and those of [`crate::Prepared::stops`].
+    pub stop: Vec<String>,
+    /// What the engine was told to stop at: these end the text and are not part of it.
+    pub stop_tokens: Vec<TokenId>,
+    /// Keep the stop string, or the text of the stop token, in the output.
+    pub include_stop_str: bool,
+    /// Leave out tokens that the tokenizer calls special, unless a stage declared them as markers.
+    pub skip_special_tokens: bool,
+    /// No stages and no white space rule: the raw text, for `/v1/completions`.
+    pub raw: bool,
+}
+
+/// A step of the answer as a client sees it. Plain and streamed answers fold the same deltas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delta {
+    Content(String),
+    Reasoning(String),
+    /// Calls are numbered from 0 without gaps and never overlap.
+    CallStart {
+        index: u32,
+        id: String,
+        name: String,
+    },
+    CallArguments {
+        index: u32,
+        fragment: String,
+    },
+    /// `complete`: the joined fragments are one JSON object (any text for a free-text tool).
+    CallEnd {
+        index: u32,
+        complete: bool,
+    },
+}
+
+/// What one push or finish brought. Log-probabilities and ids ride, all and in order, on the next piece with deltas.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Piece {
+    pub deltas: Vec<Delta>,
+    pub logprobs: Vec<TokenLogprobs>,
+    pub token_ids: Vec<TokenId>,
+    /// The stop string that was hit: drop the generation and call `finish`.
+    pub stopped: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutputUsage {
+    /// Tokens of the answer. The stop token that ended it is not one of them, unless it was delivered.
+    pub completion_tokens: u32,
+    pub reasoning_tokens: u32,
+    pub complete_calls: u32,
+    /// Calls of tools that the request does not declare; they are passed on and counted.
+    pub undeclared_calls: u32,
+    /// Stages that broke the event rules or held too much and were cut out of this stream.
+    pub stage_violations: u32,
+}
+
+/// What [`crate::TextModel::open_output`] made of the job.
+pub(crate) struct PipelineParts {
+    pub tokenizer: Tokenizer,
+    /// Stage names with their open sessions.
+    pub sessions: Vec<(String, Box<dyn StageSession>)>,
+    /// Tokens that some stage declared as markers: fed to the stages even when special.
+    pub markers: HashSet<TokenId>,
+    pub tracker: ReasoningTracker,
+    pub job: OutputJob,
+}
+
+/// One stream's way out. One per choice.
+pub struct OutputPipeline {
+    tokenizer: Tokenizer,
+    detokenizer: Detokenizer,
+    stops: StopMatcher,
+    chain: Chain,
+    shaper: Shaper,
+    tracker: ReasoningTracker,
+    markers: HashSet<TokenId>,
+    stop_tokens: HashSet<TokenId>,
+    skip_special_tokens: bool,
+    include_stop_str: bool,
+    tool_choice: ToolChoice,
+    completion_tokens: u32,
+    /// A stop token that may turn out to be the last one.
+    last: Option<Taken>,
+    riding: Piece,
+    end: Option<EndOfStream>,
+}
+
+struct Taken {
+    token: TokenId,
+    logprobs: Option<TokenLogprobs>,
+}
+
+impl OutputPipeline {
+    pub(crate) fn new(parts: PipelineParts) -> Self {
+        let PipelineParts { tokenizer, sessions, markers, tracker, job } = parts;
+        let request = job.stage_request;
+        let calls_allowed = !job.raw && !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
+        Self {
+            detokenizer: Detokenizer::new(tokenizer.clone()),
+            stops: StopMatcher::new(job.stop, job.include_stop_str),
+            chain: Chain::new(sessions, calls_allowed),
+            shaper: Shaper::new(ShaperParts {
+                tokenizer: tokenizer.clone(),
+                skip_special_tokens: job.skip_special_tokens,
+                calls_allowed,
+                declared_tools: request.tools.into_iter().map(|tool| tool.name).collect(),
+            }),
+            tokenizer,
+            tracker,
+            markers,
+            stop_tokens: job.stop_tokens.into_iter().collect(),
+            skip_special_tokens: job.skip_special_tokens,
+            include_stop_str: job.include_stop_str,
+            tool_choice: request.tool_choice,
+            completion_tokens: 0,
+            last: None,
+            riding: Piece::default(),
+            end: None,
+        }
+    }
+
+    /// Takes the tokens of one engine step. `logprobs` is empty or has one entry per token.
+    ///
+    /// After [`Piece::stopped`] was set, tokens are ignored: they were sampled before the caller could know.
+    pub fn push(&mut self, tokens: &[TokenId], logprobs: Vec<TokenLogprobs>) -> Result<Piece, TextError> {
+        let mut text = Vec::new();
+        let mut logprobs = logprobs.into_iter();
+        for &token in tokens {
+            if self.end.is_some() || self.stops.hit().is_some() {
+                break;
+            }
+            let taken = Taken { token, logprobs: logprobs.next() };
+            if let Some(earlier) = self.last.take() {
+                self.take(earlier, &mut text);
+            }
+            if self.stop_tokens.contains(&token) {
+                self.last = Some(taken);
+            } else {
+                self.take(taken, &mut text);
+            }
+        }
+        let events = self.chain.feed(events(text))?;
+        self.shaper.take(events, &mut self.riding.deltas);
+        Ok(self.piece(false))
+    }
+
+    /// Flushes everything held, stage by stage. Later calls return an empty piece.
+    pub fn finish(&mut self, end: EndOfStream) -> Result<Piece, TextError> {
+        if self.end.replace(end).is_some() {
+            return Ok(Piece::default());
+        }
+        let mut text = Vec::new();
+        if self.stops.hit().is_none() {
+            if let Some(last) = self.last.take() {
+                self.take_last(last, end, &mut text);
+            }
+            let rest = TextPiece { text: self.detokenizer.finish().to_owned(), token: None };
+            self.stops.push(rest, &mut text);
+            self.stops.finish(&mut text);
+        }
+        let reason = match (self.stops.hit(), end) {
+            (Some(stop), _) => EndReason::StopString(stop.to_owned()),
+            (None, EndOfStream::StopToken(token)) => EndReason::StopToken(token),
+            (None, EndOfStream::Length) => EndReason::Length,
+            (None, EndOfStream::Cancelled) => EndReason::Cancelled,
+            (None, EndOfStream::Error) => EndReason::Error,
+        };
+        let events = self.chain.finish(events(text), &reason)?;
+        self.shaper.take(events, &mut self.riding.deltas);
+        self.shaper.finish(&mut self.riding.deltas);
+        Ok(self.piece(true))
+    }
+
+    pub fn usage(&self) -> OutputUsage {
+        OutputUsage {
+            completion_tokens: self.completion_tokens,
+            reasoning_tokens: self.tracker.reasoning_tokens(),
+            complete_calls: self.shaper.complete_calls,
+            undeclared_calls: self.shaper.undeclared_calls,
+            stage_violations: self.chain.violations(),
+        }
+    }
+
+    /// `finish_reason` of this stream by the one rule, [`crate::finish_reason`]; meaningful after `finish`.
+    pub fn finish_reason(&self) -> &'static str {
+        let end = self.end.unwrap_or(EndOfStream::Error);
+        finish_reason(end, self.stops.hit().is_some(), self.shaper.complete_calls, &self.tool_choice)
+    }
+
+    /// The stop string that ended the text.
+    pub fn stopped(&self) -> Option<&str> {
+        self.stops.hit()
+    }
+
+    /// The last token is no part of the text, unless a stage knows it as a marker or the client wants to see it.
+    fn take_last(&mut self, last: Taken, end: EndOfStream, text: &mut Vec<TextPiece>) {
+        let ends_here = end == EndOfStream::StopToken(last.token);
+        if !ends_here || self.markers.contains(&last.token) {
+            self.take(last, text);
+        } else if self.include_stop_str {
+            let token = last.token;
+            self.count(last);
+            self.added(token, text);
+        }
+    }
+
+    fn take(&mut self, taken: Taken, text: &mut Vec<TextPiece>) {
+        let token = taken.token;
+        self.count(taken);
+        let hidden = self.skip_special_tokens && self.tokenizer.is_special(token) && !self.markers.contains(&token);
+        if hidden {
+            let bytes = self.tokenizer.token_bytes(token);
+            let stop = std::str::from_utf8(&bytes).ok().and_then(|text| self.stops.has(text)).map(str::to_owned);
+            if let Some(stop) = stop {
+                self.stops.force_hit(&stop, text);
+            }
+        } else if self.tokenizer.is_added(token) {
+            self.added(token, text);
+        } else {
+            let piece = TextPiece { text: self.detokenizer.push(token), token: None };
+            self.stops.push(piece, text);
+        }
+    }
+
+    /// An added token is an event of its own; a character that was incomplete before it stays incomplete.
+    fn added(&mut self, token: TokenId, text: &mut Vec<TextPiece>) {
+        let broken = TextPiece { text: self.detokenizer.finish().to_owned(), token: None };
+        self.stops.push(broken, text);
+        let own = self.detokenizer.push(token);
+        self.stops.push(TextPiece { text: own, token: Some(token) }, text);
+    }
+
+    fn count(&mut self, taken: Taken) {
+        self.completion_tokens += 1;
+        self.tracker.push(taken.token, &self.tokenizer.token_bytes(taken.token));
+        self.riding.token_ids.push(taken.token);
+        self.riding.logprobs.extend(taken.logprobs);
+    }
+
+    /// What rides leaves with the first piece that has deltas, or with the last.
+    fn piece(&mut self, last: bool) -> Piece {
+        let stopped = self.stops.hit().map(str::to_owned);
+        if self.riding.deltas.is_empty() && !last && stopped.is_none() {
+            return Piece::default();
+        }
+        Piece { stopped, ..std::mem::take(&mut self.riding) }
+    }
+}
+
+/// One event per added token; other text joined.
+fn events(pieces: Vec<TextPiece>) -> Vec<OutputEvent> {
+    let mut events: Vec<OutputEvent> = Vec::new();
+    for piece in pieces {
+        match (events.last_mut(), piece.token) {
+            (Some(OutputEvent::Text { text, token: None, .. }), None) => text.push_str(&piece.text),
+            (_, token) => {
+                events.push(OutputEvent::Text { channel: Default::default(), text: piece.text, token });
+            }
+        }
+    }
+    events
+}
+
+#[cfg(test)]
+mod tests;

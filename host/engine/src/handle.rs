@@ -1,8 +1,9 @@
 //! The client side: submit requests, read their streams, look at the engine.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc;
+use std::time::Instant;
 
 use contract::generation::{GenerationError, Request, TokenEvent};
 use contract::policy::SchedulePolicy;
@@ -10,7 +11,7 @@ use tokio::sync::mpsc as out;
 
 use crate::config::EngineLimits;
 use crate::message::{Msg, Submission};
-use crate::status::{EngineStatus, Shared};
+use crate::status::{EngineStatus, Shared, Stopped};
 
 /// Events that may wait in a request's channel. A step sends one; a client this far behind is parked.
 pub(crate) const OUT_EVENTS_MAX: usize = 64;
@@ -64,15 +65,15 @@ impl Handle {
     pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
         let shared = &self.inner.shared;
         if let Some(why) = shared.stopped() {
-            return Err(SubmitError::Stopped(why));
+            return Err(stopped(why));
         }
         check(&request, &shared.limits)?;
         let id = shared.admit()?;
         let (sender, events) = out::channel(OUT_EVENTS_MAX);
-        let submission = Submission { id, request, sender };
+        let submission = Submission { id, request, sender, arrived: Instant::now() };
         if self.inner.mailbox.send(Msg::Submit(Box::new(submission))).is_err() {
             shared.live.fetch_sub(1, Ordering::AcqRel);
-            return Err(SubmitError::Stopped(shared.stopped().unwrap_or_else(|| "its thread ended".into())));
+            return Err(stopped(shared.stopped().unwrap_or(Stopped::Shutdown)));
         }
         Ok(Generation { id, events, mailbox: self.inner.mailbox.clone(), shared: Arc::clone(shared), ended: false })
     }
@@ -91,6 +92,10 @@ impl Handle {
     pub fn shutdown(&self) {
         let _ = self.inner.mailbox.send(Msg::Shutdown);
     }
+}
+
+fn stopped(why: Stopped) -> SubmitError {
+    SubmitError::Stopped(why.error().to_string())
 }
 
 fn check(request: &Request, limits: &EngineLimits) -> Result<(), SubmitError> {
@@ -151,11 +156,13 @@ impl Generation {
     fn took(&mut self, event: Option<TokenEvent>) -> TokenEvent {
         // A stream that closes without an end means that the engine's thread is gone: say so instead of hanging.
         let event = event.unwrap_or_else(|| {
-            let why = self.shared.stopped().unwrap_or_else(|| "its thread ended".into());
-            TokenEvent::Failed(GenerationError::Engine(why))
+            let why = self.shared.stopped().map(|why| why.error());
+            TokenEvent::Failed(why.unwrap_or_else(|| GenerationError::Engine("its thread ended".into())))
         });
         self.ended = matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed(_));
-        if !self.ended && self.shared.parked.load(Ordering::Acquire) > 0 {
+        // Pairs with the fence in `live`: either the engine sees the room we made, or we see that somebody is parked.
+        fence(Ordering::SeqCst);
+        if !self.ended && self.shared.parked.load(Ordering::Relaxed) > 0 {
             let _ = self.mailbox.send(Msg::Drained(self.id));
         }
         event

@@ -4,6 +4,8 @@
 //! per admitted request (admission is bounded by `seats + max_queued`), and `Drained` only while a request is parked,
 //! at most once per event of a bounded channel.
 
+use std::time::Instant;
+
 use contract::generation::{Request, TokenEvent};
 use contract::policy::SchedulePolicy;
 use tokio::sync::mpsc::Sender;
@@ -22,4 +24,5 @@ pub(crate) struct Submission {
     pub id: u64,
     pub request: Request,
     pub sender: Sender<TokenEvent>,
+    pub arrived: Instant,
 }

@@ -5,6 +5,8 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use contract::generation::GenerationError;
+
 use crate::config::EngineLimits;
 use crate::handle::SubmitError;
 
@@ -45,7 +47,23 @@ struct Texts {
     policy_state: PolicyState,
     last_strike: Option<String>,
     fault: Option<String>,
-    stopped: Option<String>,
+    stopped: Option<Stopped>,
+}
+
+/// Why there is no engine any more.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Stopped {
+    Fault(String),
+    Shutdown,
+}
+
+impl Stopped {
+    pub fn error(&self) -> GenerationError {
+        match self {
+            Self::Fault(why) => GenerationError::Engine(why.clone()),
+            Self::Shutdown => GenerationError::Shutdown,
+        }
+    }
 }
 
 pub(crate) struct Shared {
@@ -138,15 +156,17 @@ impl Shared {
     }
 
     /// Keeps the first reason; a fault is also shown in the status.
-    pub fn stop(&self, why: &str, fault: bool) {
+    pub fn stop(&self, why: Stopped) {
         let mut texts = self.texts();
         if texts.stopped.is_none() {
-            texts.stopped = Some(why.to_owned());
-            texts.fault = fault.then(|| why.to_owned());
+            if let Stopped::Fault(cause) = &why {
+                texts.fault = Some(cause.clone());
+            }
+            texts.stopped = Some(why);
         }
     }
 
-    pub fn stopped(&self) -> Option<String> {
+    pub fn stopped(&self) -> Option<Stopped> {
         self.texts().stopped.clone()
     }
 

@@ -1,0 +1,267 @@
+//! Between a plan and a backend: bind, run, mask, collect.
+
+use std::time::Instant;
+
+use backend::BackendError;
+use backend::step::{self, Emit, Mask, Run, SeatFault, SeatInit, Step, StepOut, Table, Ticket};
+use contract::generation::{FinishReason, GenerationError, TokenEvent};
+use contract::{Seat, Slot};
+use scheduler::{Ending, Feed, RunResult};
+
+use crate::budget::Measured;
+use crate::run::{Engine, Fault};
+
+/// A step in flight.
+pub(crate) struct Flight {
+    pub ticket: Ticket,
+    pub launched: Instant,
+    /// The plan's run behind each run of the backend.
+    planned: Vec<usize>,
+    /// Runs whose sampled row waits for a mask: the backend's run, and the request.
+    masked: Vec<(u32, usize)>,
+    pub measured: Measured,
+    pub decode_only: bool,
+}
+
+/// Memory that is kept between steps.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    released: Vec<Seat>,
+    runs: Vec<Run>,
+    spare: Vec<(Vec<usize>, Vec<(u32, usize)>)>,
+    masks: Vec<u32>,
+    refused: Vec<(Slot, Seat, GenerationError)>,
+}
+
+impl Engine {
+    /// Binds seats and queues the forward pass of the current plan; `false` when it has no runs.
+    pub(crate) fn launch(&mut self) -> Result<bool, Fault> {
+        self.release_seats();
+        if self.scheduler.current().runs.is_empty() {
+            return Ok(false);
+        }
+        self.bind()?;
+        let (mut planned, mut masked) = self.scratch.spare.pop().unwrap_or_default();
+        planned.clear();
+        masked.clear();
+        let mut measured = Measured::default();
+        self.scratch.runs.clear();
+        let plan = self.scheduler.current();
+        for (index, run) in plan.runs.iter().enumerate() {
+            if self.unbound.contains(&run.seat) {
+                continue;
+            }
+            let waits_for_mask = run.emits
+                && self.lives.get(run.slot).and_then(|live| live.constraint.as_ref()).is_some_and(|constraint| {
+                    // With a step in flight its token may still wake the grammar.
+                    constraint.is_active() || !self.flights.is_empty()
+                });
+            if waits_for_mask {
+                masked.push((planned.len() as u32, index));
+            }
+            planned.push(index);
+            measured.rows += run.rows;
+            measured.context += f64::from(run.rows) * (f64::from(run.end) - f64::from(run.rows - 1) / 2.0);
+            self.scratch.runs.push(Run {
+                seat: run.seat,
+                feed: match &run.feed {
+                    Feed::Last => step::Feed::Last,
+                    Feed::Tokens(range) => step::Feed::Tokens(range.clone()),
+                },
+                rows: run.rows,
+                end_max: run.end,
+                emit: if run.emits { Emit::Next } else { Emit::Nothing },
+                masked: waits_for_mask,
+            });
+        }
+        let appends = plan.appends.iter().filter(|append| !self.unbound.contains(&append.seat));
+        let tables: Vec<Table<'_>> = appends
+            .map(|append| Table::Append {
+                seat: append.seat,
+                at: append.at,
+                pages: &plan.pages[append.pages.start as usize..append.pages.end as usize],
+            })
+            .collect();
+        let decode_only = plan.decode_rows == plan.rows;
+        let launched = Instant::now();
+        let step = Step { tables: &tables, runs: &self.scratch.runs, tokens: &plan.tokens };
+        // A step whose only requests were refused by the backend still has its place in the order of steps.
+        let ticket = if planned.is_empty() { None } else { Some(self.backend.forward(&step)?) };
+        let ticket = ticket.unwrap_or(EMPTY_STEP);
+        self.flights.push_back(Flight { ticket, launched, planned, masked, measured, decode_only });
+        Ok(true)
+    }
+
+    /// Seats that requests left go back before any is taken again.
+    pub(crate) fn release_seats(&mut self) {
+        self.scratch.released.clear();
+        self.scheduler.take_released(&mut self.scratch.released);
+        for &seat in &self.scratch.released {
+            match self.unbound.iter().position(|&unbound| unbound == seat) {
+                Some(at) => drop(self.unbound.swap_remove(at)),
+                None => self.backend.release(seat),
+            }
+        }
+    }
+
+    fn bind(&mut self) -> Result<(), Fault> {
+        for bind in &self.scheduler.current().binds {
+            let (Some(view), Some(live)) = (self.scheduler.view_of(bind.slot), self.lives.get(bind.slot)) else {
+                return Err(Fault(format!("slot {} was planned without a request", bind.slot.0)));
+            };
+            let init = SeatInit {
+                sampling: &live.sampling,
+                seed: live.seed,
+                adapter: None,
+                start: bind.start,
+                prompt: view.prompt,
+                generated: view.generated,
+            };
+            let error = match self.backend.bind(bind.seat, &init) {
+                Ok(()) => continue,
+                Err(BackendError::ScriptViolatesGrammar { position }) => {
+                    GenerationError::ScriptViolatesGrammar { position }
+                }
+                // The backend cannot serve this request; the others are not concerned.
+                Err(error @ (BackendError::Script(_) | BackendError::Unsupported { .. })) => {
+                    GenerationError::Engine(error.to_string())
+                }
+                Err(error) => return Err(error.into()),
+            };
+            self.scratch.refused.push((bind.slot, bind.seat, error));
+        }
+        while let Some((slot, seat, error)) = self.scratch.refused.pop() {
+            self.unbound.push(seat);
+            self.fail(slot, error);
+        }
+        Ok(())
+    }
+
+    /// Queues sampling of the newest step, with the masks of constrained requests.
+    pub(crate) fn sample(&mut self) -> Result<(), Fault> {
+        let Some(flight) = self.flights.back() else { return Ok(()) };
+        if flight.planned.is_empty() {
+            return Ok(());
+        }
+        let words = self.caps.mask_words as usize;
+        self.scratch.masks.clear();
+        self.scratch.masks.resize(words * flight.masked.len(), u32::MAX);
+        let mut failed = Vec::new();
+        for (bits, &(_, index)) in self.scratch.masks.chunks_exact_mut(words.max(1)).zip(&flight.masked) {
+            // A request that ended meanwhile, or whose grammar sleeps, samples freely.
+            let slot = self.scheduler.newest_slot(index);
+            let Some((slot, live)) = slot.and_then(|slot| Some((slot, self.lives.get_mut(slot)?))) else { continue };
+            let Some(constraint) = live.constraint.as_mut().filter(|constraint| constraint.is_active()) else {
+                continue;
+            };
+            if let Err(error) = constraint.fill_mask(bits) {
+                bits.fill(u32::MAX);
+                failed.push((slot, error));
+            }
+        }
+        let bits = self.scratch.masks.chunks_exact(words.max(1));
+        let masks: Vec<Mask<'_>> =
+            flight.masked.iter().zip(bits).map(|(&(run, _), bits)| Mask { run, row: 0, bits }).collect();
+        self.backend.sample(flight.ticket, &masks)?;
+        for (slot, error) in failed {
+            self.fail(slot, GenerationError::Aborted(error.to_string()));
+        }
+        Ok(())
+    }
+
+    /// Waits for the oldest step, commits it and sends its tokens.
+    pub(crate) fn collect(&mut self) -> Result<(), Fault> {
+        let Some(flight) = self.flights.pop_front() else { return Ok(()) };
+        if !flight.planned.is_empty() {
+            let out = self.backend.collect(flight.ticket, true)?;
+            let out = out.ok_or_else(|| Fault("the backend was asked to wait and gave no result".into()))?;
+            if out.runs.len() != flight.planned.len() {
+                let (got, wanted) = (out.runs.len(), flight.planned.len());
+                return Err(Fault(format!("the backend answered {got} runs of a step of {wanted}")));
+            }
+            for (at, &run) in flight.planned.iter().enumerate() {
+                self.take_run(run, &out, at)?;
+            }
+            self.measured(&flight, &out);
+        }
+        self.scheduler.commit_done();
+        let Flight { planned, masked, .. } = flight;
+        self.scratch.spare.push((planned, masked));
+        Ok(())
+    }
+
+    fn take_run(&mut self, run: usize, out: &StepOut, at: usize) -> Result<(), Fault> {
+        let result = &out.runs[at];
+        let range = |range: &std::ops::Range<u32>| range.start as usize..range.end as usize;
+        let outside = || Fault("the backend answered a range outside its step".into());
+        let tokens = out.tokens.get(range(&result.tokens)).ok_or_else(outside)?;
+        let logprobs = out.logprobs.get(range(&result.logprobs)).ok_or_else(outside)?;
+        let taken = RunResult { tokens, end: result.end, done: result.done };
+        let Some(committed) = self.scheduler.commit_run(run, &taken) else { return Ok(()) };
+        let slot = committed.slot;
+        let tokens = &tokens[..committed.tokens];
+        let mut broken = None;
+        if !tokens.is_empty() {
+            broken = self.accept(slot, tokens);
+            let logprobs = logprobs.get(..tokens.len()).unwrap_or_default().to_vec();
+            self.count_tokens(slot, tokens.len());
+            if self.lives.send(slot, TokenEvent::Tokens { tokens: tokens.to_vec(), logprobs }) {
+                let now_us = self.shared.elapsed_us();
+                self.scheduler.park(slot, true, now_us);
+            }
+        }
+        if let Some((ending, ended)) = committed.ended {
+            let reason = match ending {
+                Ending::Stop(token) => FinishReason::Stop { token },
+                Ending::Length => FinishReason::Length,
+            };
+            self.finish(slot, reason, ended);
+        } else if let Some(fault) = &result.fault {
+            self.seat_fault(slot, fault);
+        } else if let Some(error) = broken {
+            self.fail(slot, error);
+        } else if committed.missing {
+            self.fail(slot, GenerationError::Engine("the backend sampled no token for this request".into()));
+        }
+        Ok(())
+    }
+
+    /// Tells the grammar what was sampled.
+    fn accept(&mut self, slot: Slot, tokens: &[contract::TokenId]) -> Option<GenerationError> {
+        let constraint = self.lives.get_mut(slot)?.constraint.as_mut()?;
+        let error = tokens.iter().find_map(|&token| constraint.accept(token).err())?;
+        Some(GenerationError::Aborted(error.to_string()))
+    }
+
+    fn count_tokens(&mut self, slot: Slot, tokens: usize) {
+        let now = Instant::now();
+        self.shared.token_now();
+        self.metrics.generation_tokens.inc_by(tokens as u64);
+        if let Some(live) = self.lives.get_mut(slot) {
+            match live.last_token.replace(now) {
+                Some(last) => self.metrics.inter_token.observe((now - last).as_secs_f64() / tokens as f64),
+                None => self.metrics.first_token.observe((now - live.arrived).as_secs_f64()),
+            }
+        }
+    }
+
+    fn seat_fault(&mut self, slot: Slot, fault: &SeatFault) {
+        let error = match fault {
+            SeatFault::Error(why) => GenerationError::Engine(why.clone()),
+            SeatFault::Abort(why) => GenerationError::Aborted(why.clone()),
+            SeatFault::ScriptViolatesGrammar { position } => {
+                GenerationError::ScriptViolatesGrammar { position: *position }
+            }
+            SeatFault::Length => {
+                if let Some(ended) = self.scheduler.cancel(slot) {
+                    self.finish(slot, FinishReason::Length, ended);
+                }
+                return;
+            }
+        };
+        self.fail(slot, error);
+    }
+}
+
+/// Stands for a step without runs, which no backend saw.
+const EMPTY_STEP: Ticket = Ticket(u64::MAX);

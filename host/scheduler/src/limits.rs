@@ -1,0 +1,89 @@
+//! Fixed sizes, the numbers of one step, and the limits of this crate.
+
+use contract::PAGE_TOKENS;
+
+/// A request that was preempted this often is no victim any more while others are left, and a policy's wish to preempt
+/// it is ignored. With the growing headroom of `admit`, running out of pages stays below it by itself.
+pub const PREEMPTIONS_MAX: u32 = 5;
+
+/// Waiting requests that are looked at for starvation in one step, oldest first; the rest is younger.
+pub(crate) const STARVED_SCAN_MAX: usize = 16;
+
+/// Prompts that native FCFS shares one step's budget between. More would only make chunks of less than a page.
+pub(crate) const FCFS_PREFILLS_MAX: usize = 64;
+
+/// Tokens by which every running request must be able to grow before one that was preempted comes back; doubled with
+/// each of its preemptions, so the number of preemptions is logarithmic in the length of the output.
+pub(crate) const READMIT_HEADROOM_TOKENS: u32 = 512;
+
+/// Tenants without a live request that are remembered; names may come from clients.
+pub(crate) const TENANTS_MAX: usize = 4096;
+
+/// A policy's refusal code is shown to clients; longer ones are cut.
+pub(crate) const REFUSAL_CODE_BYTES_MAX: usize = 64;
+
+/// One hour; a longer wait is the same as no.
+pub(crate) const RETRY_AFTER_MS_MAX: u32 = 3_600_000;
+
+/// What the scheduler works with, from the backend's caps and the operator's settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub seats: u16,
+    pub pages: u32,
+    /// Longest sequence, prompt and output together, in tokens.
+    pub context_len: u32,
+    /// Token rows in one step.
+    pub max_rows: u32,
+    /// Prefill is cut at multiples of this in absolute position; the last chunk is exempt. At least 1.
+    pub resume_align: u32,
+    pub prefix_cache: bool,
+    /// A request without progress for this long is served before what the policy asks for.
+    pub starvation_bound_us: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} is {value}, but it must be {needed}")]
+pub struct ConfigError {
+    pub what: &'static str,
+    pub value: u64,
+    pub needed: &'static str,
+}
+
+/// The request cannot be served however long it waits.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a prompt of {prompt_tokens} tokens cannot be served: the longest sequence is {longest} tokens")]
+pub struct NeverFits {
+    pub prompt_tokens: u64,
+    pub longest: u64,
+}
+
+impl Config {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let needs = |what, value: u64, ok: bool, needed| {
+            if ok { Ok(()) } else { Err(ConfigError { what, value, needed }) }
+        };
+        let align = self.resume_align;
+        needs("seats", self.seats.into(), self.seats > 0, "at least 1")?;
+        needs("pages", self.pages.into(), self.pages > 0, "at least 1")?;
+        needs("context_len", self.context_len.into(), self.context_len > 1, "at least 2")?;
+        needs("max_rows", self.max_rows.into(), self.max_rows > 0, "at least 1")?;
+        // A cut at a multiple of the alignment must fit one step, or a prompt could never start.
+        needs("resume_align", align.into(), align > 0 && align <= self.max_rows, "from 1 to max_rows")
+    }
+
+    /// Longest sequence that can be finished: its last token is sampled but never fed, so it needs no KV.
+    pub(crate) fn longest(&self) -> u64 {
+        u64::from(self.context_len).min(u64::from(self.pages) * u64::from(PAGE_TOKENS) + 1)
+    }
+}
+
+/// What changes from step to step and is not the scheduler's to know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tick {
+    pub now_us: u64,
+    /// Rows that are expected to fit the step's target time.
+    pub token_budget: u32,
+    pub last_step_us: u32,
+    pub last_step_tokens: u32,
+    pub in_flight_steps: u32,
+}

@@ -1,0 +1,402 @@
+//! One step: who runs, for how many rows, in which pages.
+//!
+//! Decoding requests come first, one row each, in order of arrival. What is left of the budget goes to prompts: first to
+//! a request that waited too long, then as the policy (or native FCFS) grants, last to requests that compute generated
+//! tokens again after a preemption and were not granted. Pages for the decoding rows are found before any run is
+//! planned, so a victim is never a request that is already part of the step.
+
+use contract::policy::{Clamp, Decision, Grant};
+use contract::{PageId, Seat, Slot, TokenId};
+use std::ops::Range;
+
+use crate::decision::{Advice, InvalidDecision, Violation};
+use crate::fcfs;
+use crate::limits::{REFUSAL_CODE_BYTES_MAX, RETRY_AFTER_MS_MAX, STARVED_SCAN_MAX, Tick};
+use crate::queue::Scheduler;
+use crate::request::Phase;
+
+/// A request that takes a seat in this step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bind {
+    pub slot: Slot,
+    pub seat: Seat,
+    /// Tokens whose KV the pages hold already.
+    pub start: u32,
+}
+
+/// Pages added to a seat's table: a range of [`StepPlan::pages`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Append {
+    pub seat: Seat,
+    pub at: u32,
+    pub pages: Range<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Feed {
+    /// A range of [`StepPlan::tokens`].
+    Tokens(Range<u32>),
+    /// What the seat sampled last.
+    Last,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedRun {
+    pub slot: Slot,
+    pub seat: Seat,
+    pub feed: Feed,
+    pub rows: u32,
+    /// The seat's length after the run.
+    pub end: u32,
+    /// Whether a token is sampled after the last row.
+    pub emits: bool,
+}
+
+/// A request whose first grant was accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Started {
+    pub slot: Slot,
+    pub cached_tokens: u32,
+    pub queued_us: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub slot: Slot,
+    pub code: String,
+    pub retry_after_ms: u32,
+}
+
+/// The next step, in the order in which a backend must see it: bind, append pages, run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepPlan {
+    pub binds: Vec<Bind>,
+    pub appends: Vec<Append>,
+    pub pages: Vec<PageId>,
+    /// Decodes first.
+    pub runs: Vec<PlannedRun>,
+    pub tokens: Vec<TokenId>,
+    pub rows: u32,
+    pub decode_rows: u32,
+    pub started: Vec<Started>,
+    pub preempted: Vec<Slot>,
+    pub refused: Vec<Refused>,
+    pub violations: Vec<Violation>,
+}
+
+impl StepPlan {
+    fn clear(&mut self) {
+        self.binds.clear();
+        self.appends.clear();
+        self.pages.clear();
+        self.runs.clear();
+        self.tokens.clear();
+        self.rows = 0;
+        self.decode_rows = 0;
+        self.started.clear();
+        self.preempted.clear();
+        self.refused.clear();
+        self.violations.clear();
+    }
+}
+
+/// A run of a step in flight: what is needed to take its result.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaunchedRun {
+    pub slot: Slot,
+    pub seq: u64,
+    pub binding: u32,
+    pub end: u32,
+    pub emits: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct Launched {
+    pub runs: Vec<LaunchedRun>,
+}
+
+/// Memory that is kept between steps.
+#[derive(Default)]
+pub(crate) struct PlanScratch {
+    pub order: Vec<Slot>,
+    pub grants: Vec<Grant>,
+    pub seen: Vec<bool>,
+}
+
+/// What is left for prompts while a step is planned.
+pub(crate) struct Room {
+    pub rows: u32,
+    /// A request that must come first found no place, so no other may take one.
+    pub closed: bool,
+    /// Who is refused a page ends admission: those behind it do not overtake.
+    pub in_order: bool,
+    pub now_us: u64,
+}
+
+impl Scheduler {
+    /// Plans the next step. An invalid decision changes nothing: call again with [`Advice::Native`].
+    ///
+    /// A plan with runs counts as launched: its results must be committed.
+    pub fn plan(&mut self, tick: &Tick, advice: Advice<'_>) -> Result<&StepPlan, InvalidDecision> {
+        if let Advice::Policy(decision) = advice {
+            self.validate(decision)?;
+        }
+        self.plan.clear();
+        self.steps += 1;
+        self.seats.cool(self.committed);
+        let budget = self.step_budget(tick);
+        if let Advice::Policy(decision) = advice {
+            self.follow(decision, tick);
+        }
+        self.free_pages_for_decodes();
+        self.plan_decodes(tick);
+        let mut room = Room {
+            rows: budget.saturating_sub(self.plan.rows),
+            closed: false,
+            in_order: matches!(advice, Advice::Native),
+            now_us: tick.now_us,
+        };
+        self.plan_starved(&mut room);
+        match advice {
+            Advice::Native => self.plan_native(&mut room),
+            Advice::Policy(decision) => self.plan_grants(decision, &mut room),
+        }
+        self.plan_recompute(&mut room);
+        self.launch();
+        Ok(&self.plan)
+    }
+
+    /// The plan of the last call.
+    pub fn current(&self) -> &StepPlan {
+        &self.plan
+    }
+
+    /// Everything in a decision but its grants.
+    fn follow(&mut self, decision: &Decision, tick: &Tick) {
+        if !decision.victims.is_empty() {
+            self.victims.clear();
+            for &slot in &decision.victims {
+                if let Some(seq) = self.get(slot).map(|entry| entry.seq) {
+                    self.victims.push((slot, seq));
+                }
+            }
+        }
+        for refusal in &decision.refuse {
+            let waits = self.get(refusal.slot).is_some_and(|entry| !entry.started);
+            if !waits {
+                self.plan.violations.push(Violation::Refuse);
+                continue;
+            }
+            self.remove(refusal.slot);
+            let mut code = refusal.code.clone();
+            code.truncate(code.floor_char_boundary(REFUSAL_CODE_BYTES_MAX));
+            let retry_after_ms = refusal.retry_after_ms.min(RETRY_AFTER_MS_MAX);
+            self.plan.refused.push(Refused { slot: refusal.slot, code, retry_after_ms });
+        }
+        for &slot in &decision.preempt {
+            let may = self.get(slot).is_some_and(|entry| entry.is_running() && self.may_preempt(entry));
+            if may { self.preempt(slot) } else { self.plan.violations.push(Violation::Preempt) }
+        }
+        let (step, bound) = (self.steps, self.config.starvation_bound_us);
+        for &slot in &decision.hold {
+            match self.get_mut(slot) {
+                Some(entry) if entry.is_decoding() => {
+                    entry.hold_asked_at = step;
+                    // A hold does not last beyond the starvation bound.
+                    if tick.now_us.saturating_sub(entry.progress_us) <= bound {
+                        entry.held_at = step;
+                    }
+                }
+                _ => self.plan.violations.push(Violation::HoldNotDecoding),
+            }
+        }
+    }
+
+    fn plan_decodes(&mut self, tick: &Tick) {
+        let step = self.steps;
+        let mut order = std::mem::take(&mut self.scratch.order);
+        order.clear();
+        order.extend(self.running.iter().filter(|&&slot| {
+            let entry = self.entry(slot);
+            entry.can_decode() && entry.held_at != step
+        }));
+        // More of them than rows: those that ran least recently go first.
+        let rows_max = self.config.max_rows as usize;
+        if order.len() > rows_max {
+            order.sort_by_key(|&slot| (self.entry(slot).planned_at, self.entry(slot).seq));
+            order.truncate(rows_max);
+        }
+        for &slot in &order {
+            // Without a page it waits for the next step; only a parked owner can cause that.
+            if self.entry(slot).pages_missing(1) <= self.pool.available() {
+                self.push_run(slot, 1, tick.now_us);
+            }
+        }
+        self.plan.decode_rows = self.plan.rows;
+        self.scratch.order = order;
+    }
+
+    /// Gives a chunk to requests that waited beyond the bound, before anyone else gets one.
+    fn plan_starved(&mut self, room: &mut Room) {
+        let since = room.now_us.saturating_sub(self.config.starvation_bound_us);
+        let starved = |scheduler: &Self, slot: Slot| {
+            let entry = scheduler.entry(slot);
+            entry.progress_us < since && !entry.parked && !entry.is_decoding()
+        };
+        let mut order = std::mem::take(&mut self.scratch.order);
+        order.clear();
+        order.extend(self.running.iter().copied().filter(|&slot| starved(self, slot)));
+        let waiting = self.waiting.values().take(STARVED_SCAN_MAX).copied();
+        order.extend(waiting.filter(|&slot| starved(self, slot)).take(1));
+        for &slot in &order {
+            // A page's worth each, so that they do not take the step from everybody else.
+            let least = contract::PAGE_TOKENS.max(self.config.resume_align);
+            let was_waiting = !self.entry(slot).is_running();
+            if self.grant(slot, least, room) == 0 && was_waiting {
+                room.closed = true;
+            }
+        }
+        self.scratch.order = order;
+    }
+
+    fn plan_native(&mut self, room: &mut Room) {
+        let mut grants = std::mem::take(&mut self.scratch.grants);
+        fcfs::decide(self, room.rows, &mut grants);
+        for grant in &grants {
+            self.grant(grant.slot, grant.tokens, room);
+        }
+        self.scratch.grants = grants;
+    }
+
+    fn plan_grants(&mut self, decision: &Decision, room: &mut Room) {
+        let mut seats = self.seats.free_count() as usize;
+        for grant in &decision.grant {
+            if grant.tokens == 0 {
+                self.plan.violations.push(Violation::ZeroGrant);
+                continue;
+            }
+            // Refused or preempted by the same decision, decoding (it needs no grant), or served as starved.
+            let Some(entry) = self.get(grant.slot) else { continue };
+            if entry.is_decoding() || entry.planned_at == self.steps {
+                continue;
+            }
+            if !entry.is_running() {
+                match seats.checked_sub(1) {
+                    Some(left) => seats = left,
+                    None => self.plan.violations.push(Violation::OverSeats),
+                }
+            }
+            if room.rows == 0 {
+                self.plan.violations.push(Violation::OverBudget);
+            }
+            let accepted = self.grant(grant.slot, grant.tokens, room);
+            if accepted < grant.tokens {
+                self.view.clamped.push(Clamp { slot: grant.slot, tokens: accepted });
+            }
+        }
+    }
+
+    /// Generated tokens that must be computed again look like decoding to a policy, so no grant may come for them.
+    fn plan_recompute(&mut self, room: &mut Room) {
+        for index in 0..self.running.len() {
+            let slot = self.running[index];
+            let entry = self.entry(slot);
+            let forgotten = entry.computed >= entry.prompt_len() && entry.can_prefill();
+            if forgotten && entry.planned_at != self.steps {
+                let need = entry.need();
+                self.grant(slot, need, room);
+            }
+        }
+    }
+
+    /// Up to `tokens` rows of prompt for a request, with or without a seat. Answers how many were planned.
+    pub(crate) fn grant(&mut self, slot: Slot, tokens: u32, room: &mut Room) -> u32 {
+        let entry = self.entry(slot);
+        if entry.planned_at == self.steps {
+            return 0;
+        }
+        let taken = match entry.phase {
+            Phase::Waiting => self.admit(slot, tokens, room),
+            Phase::Running(_) if entry.can_prefill() => self.chunk(slot, tokens, room.rows),
+            Phase::Running(_) => 0,
+        };
+        if taken > 0 {
+            self.push_run(slot, taken, room.now_us);
+            room.rows -= taken;
+        }
+        taken
+    }
+
+    /// The rows that a running request can take of a grant: within its need, the budget, the pages, the alignment.
+    fn chunk(&self, slot: Slot, tokens: u32, rows: u32) -> u32 {
+        let entry = self.entry(slot);
+        let take = self.cut(entry.computed, entry.need(), tokens, rows);
+        let page_room = (entry.pages.len() as u32 + self.pool.available()) * contract::PAGE_TOKENS - entry.computed;
+        if take <= page_room { take } else { self.cut(entry.computed, entry.need(), page_room, page_room) }
+    }
+
+    /// A chunk from `start`: at most `need` and `rows`; a grant below the alignment is rounded up to it, and the end
+    /// of every chunk but the last is a multiple of it.
+    pub(crate) fn cut(&self, start: u32, need: u32, tokens: u32, rows: u32) -> u32 {
+        let align = self.config.resume_align;
+        let take = tokens.max(align).min(need).min(rows);
+        if take == need {
+            return take;
+        }
+        ((start + take) / align * align).saturating_sub(start)
+    }
+
+    fn push_run(&mut self, slot: Slot, rows: u32, now_us: u64) {
+        let step = self.steps;
+        let entry = self.entries[slot.0 as usize].as_deref_mut().expect("a planned slot has an entry");
+        let Phase::Running(seat) = entry.phase else { return };
+        let emits = rows == entry.need();
+        let at = entry.pages.len() as u32;
+        let first = self.plan.pages.len() as u32;
+        for _ in 0..entry.pages_missing(rows) {
+            let page = self.pool.take().expect("pages were counted before the run was planned");
+            entry.pages.push(page);
+            self.plan.pages.push(page);
+        }
+        let last = self.plan.pages.len() as u32;
+        if last > first {
+            self.plan.appends.push(Append { seat, at, pages: first..last });
+        }
+        let end = entry.computed + rows;
+        let feed = if entry.sampled && emits && rows == 1 {
+            Feed::Last
+        } else {
+            let from = self.plan.tokens.len() as u32;
+            entry.copy_tokens(entry.computed, end, &mut self.plan.tokens);
+            Feed::Tokens(from..self.plan.tokens.len() as u32)
+        };
+        entry.computed = end;
+        entry.pending += u32::from(emits);
+        entry.sampled |= emits;
+        entry.planned_at = step;
+        entry.progress_us = now_us;
+        self.plan.rows += rows;
+        self.plan.runs.push(PlannedRun { slot, seat, feed, rows, end, emits });
+    }
+
+    /// Notes the runs for [`Scheduler::commit_run`]; a plan without runs is not launched.
+    fn launch(&mut self) {
+        if self.plan.runs.is_empty() {
+            return;
+        }
+        let mut launched = self.spare.pop().unwrap_or_default();
+        launched.runs.clear();
+        for run in &self.plan.runs {
+            let entry = self.entries[run.slot.0 as usize].as_deref().expect("a planned slot has an entry");
+            launched.runs.push(LaunchedRun {
+                slot: run.slot,
+                seq: entry.seq,
+                binding: entry.binding,
+                end: run.end,
+                emits: run.emits,
+            });
+        }
+        self.in_flight.push_back(launched);
+        self.launched += 1;
+    }
+}

@@ -1,7 +1,7 @@
 //! From a checked chat request to prompt tokens: normalise, render, tokenize.
 
 use contract::TokenId;
-use contract::output::ToolChoice;
+use contract::output::{CallKind, Tool, ToolChoice};
 use contract::template::{ChatTemplate, Rendered};
 use serde_json::{Map, Value, json};
 
@@ -64,6 +64,28 @@ pub fn template_request(job: &ChatJob, form: ContentForm) -> Result<String, Text
 /// Normalises and renders. A template's own failure is the request's fault and carries the template's message.
 pub fn render(template: &dyn ChatTemplate, job: &ChatJob, form: ContentForm) -> Result<Rendered, TextError> {
     template.render(&template_request(job, form)?).map_err(TextError::from_template)
+}
+
+/// OpenAI tools as the stages see them; the schema is the text of `function.parameters`, in the client's key order.
+pub fn stage_tools(tools: &[Value]) -> Result<Vec<Tool>, TextError> {
+    let tool = |(index, tool): (usize, &Value)| {
+        let bad = |field: &str, message: &str| TextError::BadRequest {
+            param: format!("tools[{index}]{field}"),
+            message: message.to_owned(),
+        };
+        let function = tool.get("function").and_then(Value::as_object);
+        let function = function.ok_or_else(|| bad(".function", "must be an object"))?;
+        let name = function.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
+        let name = name.ok_or_else(|| bad(".function.name", "must be a string that is not empty"))?;
+        let schema = function.get("parameters").filter(|schema| !schema.is_null());
+        Ok(Tool {
+            name: name.to_owned(),
+            kind: CallKind::Json,
+            schema_json: schema.map(|schema| schema.to_string().into()),
+            strict: function.get("strict").and_then(Value::as_bool).unwrap_or(false),
+        })
+    };
+    tools.iter().enumerate().map(tool).collect()
 }
 
 /// Warnings a rendered request deserves.

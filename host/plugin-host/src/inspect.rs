@@ -1,6 +1,9 @@
 //! `tokenloom plugin inspect`: what a component really is, whatever its manifest says.
 
+use crate::clean::clean;
 use crate::config::Capability;
+use crate::digest::hex;
+use crate::load::{Artifact, Surface, capability};
 use crate::manifest::{Kind, Manifest};
 
 /// Read from the component itself; it is compiled but nothing of it runs.
@@ -22,4 +25,23 @@ pub struct Inspection {
     pub capabilities_needed: Vec<Capability>,
     /// Imports nobody could grant.
     pub imports_unknown: Vec<String>,
+}
+
+pub(crate) fn inspection(artifact: &Artifact, surface: &Surface) -> Inspection {
+    let kind = surface.kind();
+    let needed = surface.imports.iter().filter_map(|import| capability(import)?.ok());
+    let unknown = surface.imports.iter().filter(|import| !matches!(capability(import), Some(Ok(_))));
+    Inspection {
+        name: artifact.name.clone(),
+        kind: kind.map(|(kind, _)| kind),
+        wit: kind.map(|(_, wit)| wit.to_string()),
+        size_bytes: artifact.bytes.len() as u64,
+        digest: hex(&artifact.digest),
+        imports: surface.imports.iter().map(|name| clean(name)).collect(),
+        exports: surface.exports.iter().map(|name| clean(name)).collect(),
+        capabilities_asked: artifact.manifest.as_ref().map(|m| m.capabilities.clone()).unwrap_or_default(),
+        capabilities_needed: needed.collect(),
+        imports_unknown: unknown.map(|name| clean(name)).collect(),
+        manifest: artifact.manifest.clone(),
+    }
 }

@@ -7,14 +7,34 @@
 //! Start with [`PluginHost`] in `host.rs`; `load.rs` is what happens to a component before its first call, `engine.rs`
 //! and `sandbox.rs` the limits every call runs under, `stage.rs`, `template.rs` and `scheduler.rs` the three adapters.
 
+mod bindings;
 pub mod bundled;
+mod cache;
+mod caps;
+mod clean;
 mod config;
+mod convert;
+mod digest;
+mod engine;
 mod error;
+mod events;
 mod host;
 mod inspect;
+mod instance;
+mod journal;
 mod limits;
+mod load;
 mod manifest;
+mod metrics;
+mod plugin;
+mod sandbox;
+mod scheduler;
+mod session;
+mod settings;
+mod stage;
 mod status;
+mod template;
+mod unsent;
 
 pub use bundled::{Catalogue, CatalogueEntry};
 pub use config::{

@@ -53,18 +53,32 @@ impl Limits {
         }
     }
 
-    pub(crate) fn effective(kind: Kind, manifest: &ManifestLimits, operator: &LimitOverrides) -> Self {
+    pub(crate) fn effective(kind: Kind, manifest: &ManifestLimits, operator: &LimitOverrides) -> Result<Self, String> {
         let base = Self::default_of(kind);
         let mib = operator.memory_mib.or(manifest.memory_mib).map(|mib| u64::from(mib) << 20);
         let kib = operator.output_kib.or(manifest.output_kib).map(|kib| u64::from(kib) << 10);
         let call_ms = operator.call_ms.or(manifest.call_ms).map(|ms| Duration::from_millis(u64::from(ms)));
-        Self {
+        let limits = Self {
             memory_bytes: mib.unwrap_or(base.memory_bytes),
             call: call_ms.unwrap_or(base.call),
             fuel: operator.fuel.or(manifest.fuel).unwrap_or(base.fuel),
             output_bytes: kib.unwrap_or(base.output_bytes),
             streams_per_store: operator.streams_per_store.or(manifest.streams_per_store).unwrap_or(1),
-        }
+        };
+        limits.check(kind).map(|()| limits)
+    }
+
+    /// Bounds of the bounds: zero would refuse everything, and the upper ends keep one plugin from taking the machine.
+    fn check(&self, kind: Kind) -> Result<(), String> {
+        let within = |name: &str, value: u64, least: u64, most: u64| {
+            let good = (least..=most).contains(&value);
+            good.then_some(()).ok_or_else(|| format!("limits.{name} is {value}; {least} to {most} are allowed"))
+        };
+        within("memory_mib", self.memory_bytes >> 20, 1, 2048)?;
+        within("call_ms", u64::try_from(self.call.as_millis()).unwrap_or(u64::MAX), 1, 60_000)?;
+        within("output_kib", self.output_bytes >> 10, 1, 64 << 10)?;
+        within("streams_per_store", u64::from(self.streams_per_store), 1, 1024)?;
+        if kind == Kind::Scheduler { within("fuel", self.fuel, 10_000, 10_000_000_000) } else { Ok(()) }
     }
 }
 

@@ -1,0 +1,77 @@
+//! SHA-256 for two questions: is this the component the manifest means, and did we write this compiled code.
+
+use std::hash::Hasher;
+
+use sha2::{Digest, Sha256};
+
+pub(crate) type Sha = [u8; 32];
+
+pub(crate) fn sha256(bytes: &[u8]) -> Sha {
+    Sha256::digest(bytes).into()
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// HMAC (RFC 2104) with SHA-256 over several parts, each preceded by its length.
+pub(crate) fn keyed(key: &Sha, parts: &[&[u8]]) -> Sha {
+    let pad = |with: u8| -> Vec<u8> {
+        let mut block = [with; 64];
+        block.iter_mut().zip(key).for_each(|(b, k)| *b ^= k);
+        block.to_vec()
+    };
+    let mut inner = Sha256::new_with_prefix(pad(0x36));
+    for part in parts {
+        inner.update((part.len() as u64).to_le_bytes());
+        inner.update(part);
+    }
+    Sha256::new_with_prefix(pad(0x5c)).chain_update(inner.finalize()).finalize().into()
+}
+
+/// Compares in time that does not depend on where the difference is.
+pub(crate) fn equal(a: &Sha, b: &[u8]) -> bool {
+    b.len() == a.len() && a.iter().zip(b).fold(0, |different, (x, y)| different | (x ^ y)) == 0
+}
+
+/// Lets anything that is `Hash` be hashed with SHA-256, which unlike std's hasher is the same in every build.
+#[derive(Default)]
+pub(crate) struct ShaHasher(Sha256);
+
+impl ShaHasher {
+    pub fn digest(self) -> Sha {
+        self.0.finalize().into()
+    }
+}
+
+impl Hasher for ShaHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    fn finish(&self) -> u64 {
+        let digest: Sha = self.0.clone().finalize().into();
+        digest.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The empty string's digest, from FIPS 180-4's test vectors.
+    #[test]
+    fn known_digest() {
+        assert_eq!(hex(&sha256(b"")), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    }
+
+    /// Moving a border between parts, or another key, gives another code.
+    #[test]
+    fn keyed_digest_depends_on_key_and_borders() {
+        let one = keyed(&[1; 32], &[b"ab", b"c"]);
+        assert!(equal(&one, &keyed(&[1; 32], &[b"ab", b"c"])));
+        assert!(!equal(&one, &keyed(&[1; 32], &[b"a", b"bc"])));
+        assert!(!equal(&one, &keyed(&[2; 32], &[b"ab", b"c"])));
+        assert!(!equal(&one, &one[..31]));
+    }
+}

@@ -1,0 +1,64 @@
+//! One loaded plugin: who it is, what it may use, how it fares. Shared by its adapter, its stores and the status page.
+
+use std::sync::Arc;
+
+use wasmtime::Engine;
+
+use crate::config::{Capability, PluginTokenizer};
+use crate::engine::Engines;
+use crate::limits::Limits;
+use crate::manifest::{FailurePolicy, Kind};
+use crate::metrics::Meters;
+use crate::status::PluginStatus;
+
+pub(crate) struct Plugin {
+    pub name: String,
+    pub version: String,
+    pub kind: Kind,
+    pub source: String,
+    pub digest: String,
+    pub size_bytes: u64,
+    pub wit: String,
+    pub capabilities: Vec<Capability>,
+    pub limits: Limits,
+    pub policy: FailurePolicy,
+    pub settings_json: String,
+    pub tokenizer: Option<Arc<dyn PluginTokenizer>>,
+    pub engines: Arc<Engines>,
+    pub meters: Meters,
+}
+
+impl Plugin {
+    /// Schedulers run on the engine that counts fuel.
+    pub fn is_metered(&self) -> bool {
+        self.kind == Kind::Scheduler
+    }
+
+    pub fn engine(&self) -> &Engine {
+        if self.is_metered() { &self.engines.metered } else { &self.engines.timed }
+    }
+
+    pub fn status(&self) -> PluginStatus {
+        PluginStatus {
+            name: self.name.clone(),
+            version: self.version.clone(),
+            kind: self.kind,
+            source: self.source.clone(),
+            digest: self.digest.clone(),
+            size_bytes: self.size_bytes,
+            wit: self.wit.clone(),
+            capabilities: self.capabilities.clone(),
+            limits: self.limits.clone(),
+            policy: self.policy,
+            settings_json: self.settings_json.clone(),
+            state: self.meters.state(),
+            calls: self.meters.calls(),
+            latency_mean: self.meters.latency_mean(),
+            latency_max: self.meters.latency_max(),
+            traps: self.meters.traps(),
+            replays: self.meters.replays(),
+            fallbacks: self.meters.fallbacks(),
+            memory_bytes_max: self.meters.memory_bytes_max(),
+        }
+    }
+}

@@ -22,18 +22,22 @@ impl Detokenizer {
 
     /// The text that this token completes; often empty in the middle of a character.
     pub fn push(&mut self, token: TokenId) -> String {
-        let tokenizer = self.tokenizer.clone();
         let bytes = if std::mem::take(&mut self.at_start) {
-            tokenizer.first_token_bytes(token)
+            self.tokenizer.first_token_bytes(token)
         } else {
-            tokenizer.token_bytes(token)
+            self.tokenizer.token_bytes(token)
         };
-        self.push_bytes(&bytes)
+        self.pending.extend_from_slice(&bytes);
+        self.whole_characters()
     }
 
     /// As [`Self::push`], for bytes that come from no token.
     pub fn push_bytes(&mut self, bytes: &[u8]) -> String {
         self.pending.extend_from_slice(bytes);
+        self.whole_characters()
+    }
+
+    fn whole_characters(&mut self) -> String {
         let mut text = String::with_capacity(self.pending.len());
         let mut rest = self.pending.as_slice();
         loop {

@@ -17,6 +17,8 @@ pub mod normalise;
 pub mod pipeline;
 pub mod prepare;
 pub mod stops;
+#[cfg(test)]
+mod test_stages;
 pub mod tokenizer;
 
 pub use error::TextError;

@@ -224,7 +224,9 @@ impl OutputPipeline {
         } else if self.include_stop_str {
             let token = last.token;
             self.count(last);
-            self.added(token, text);
+            // Without its id, or it would be hidden again as a special token.
+            let shown = self.detokenizer.push(token);
+            self.stops.push(TextPiece { text: shown, token: None }, text);
         }
     }
 

@@ -70,6 +70,25 @@ pub struct GgufVocab {
     pub add_bos: Option<bool>,
 }
 
+/// Texts of control tokens that end a text or a turn in the families we know. Files name one or two of them; a model
+/// may write any, and one that is not known as an end would be hidden and generation would go on.
+const END_TEXTS: [&str; 7] =
+    ["<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "</s>"];
+
+/// The end tokens: those the file names, then those known by their text.
+pub(super) fn end_tokens(vocab: &GgufVocab) -> Vec<TokenId> {
+    let mut ends: Vec<TokenId> = vocab.eos.into_iter().chain(vocab.eot).collect();
+    let known = |(token, id): (&String, TokenId)| {
+        (token_type(vocab, id) == TYPE_CONTROL && END_TEXTS.contains(&token.as_str())).then_some(id)
+    };
+    for id in vocab.tokens.iter().zip(0..).filter_map(known) {
+        if !ends.contains(&id) {
+            ends.push(id);
+        }
+    }
+    ends
+}
+
 /// The library's tokenizer, and whether a begin token is put in front.
 pub(super) fn build(vocab: &GgufVocab) -> Result<(tokenizers::Tokenizer, bool), TextError> {
     if vocab.model != "gpt2" {
@@ -168,4 +187,104 @@ fn token_type(vocab: &GgufVocab, id: TokenId) -> i32 {
 
 fn library(error: tokenizers::Error) -> TextError {
     TextError::Tokenizer(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+    use super::*;
+    use crate::Tokenizer;
+
+    /// The words of a text in the byte-to-unicode alphabet, joined by `|`.
+    fn check_words(pre: &str, text: &str, expected: &str) {
+        let rules = KNOWN.iter().find(|r| r.name == pre).expect("the name is in the table");
+        let mut words = PreTokenizedString::from(text);
+        pre_tokenizer(rules).unwrap().pre_tokenize(&mut words).unwrap();
+        let words: Vec<String> = words
+            .get_splits(OffsetReferential::Original, OffsetType::Byte)
+            .into_iter()
+            .map(|(word, ..)| word.to_owned())
+            .collect();
+        assert_eq!(words.join("|"), expected, "{pre} {text:?}");
+    }
+
+    #[test]
+    fn each_name_cuts_words_its_own_way() {
+        check_words("gpt-2", "I'LL pay 1234 now!!\n\n x", "I|'|LL|Ġpay|Ġ1234|Ġnow|!!|ĊĊ|Ġx");
+        check_words("smollm", "pay 1234 now", "pay|Ġ|1|2|3|4|Ġnow");
+        check_words("llama-bpe", "I'LL pay 12345 now!!\n\n x", "I|'LL|Ġpay|Ġ|123|45|Ġnow|!!ĊĊ|Ġx");
+        check_words("qwen2", "I'LL pay 123 now", "I|'LL|Ġpay|Ġ|1|2|3|Ġnow");
+        check_words("qwen2", "e\u{301}a", "eÌģa");
+        check_words("qwen35", "e\u{301}a", "eÌģa");
+        check_words("qwen35", "न\u{94d}म", "à¤¨à¥įà¤®");
+        check_words("qwen2", "न\u{94d}म", "à¤¨|à¥įà¤®");
+    }
+
+    fn vocab(pre: &str) -> GgufVocab {
+        let tokens = ["h", "e", "he", "<|end|>", "<tool>", "[PAD6]"].map(String::from).to_vec();
+        GgufVocab {
+            model: "gpt2".into(),
+            pre: pre.into(),
+            tokens,
+            token_types: vec![1, 1, 1, 3, 4, 5],
+            merges: vec!["h e".into()],
+            bos: Some(0),
+            eos: Some(2),
+            ..GgufVocab::default()
+        }
+    }
+
+    #[test]
+    fn a_vocabulary_becomes_a_tokenizer() {
+        let tokenizer = Tokenizer::from_gguf(vocab("gpt-2")).unwrap();
+        assert_eq!(tokenizer.encode("hehhe<tool>e<|end|>", true).unwrap(), [2, 0, 2, 4, 1, 3]);
+        assert_eq!((tokenizer.is_special(3), tokenizer.is_special(4), tokenizer.is_added(4)), (true, false, true));
+        assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(0), &[2, 3][..]));
+        assert_eq!(tokenizer.decode(&[2, 3, 4], true), "he<tool>");
+    }
+
+    /// Llama 3 starts every text with its begin token, unless the file says otherwise.
+    #[test]
+    fn the_begin_token_is_put_in_front_once() {
+        let mut llama = vocab("llama-bpe");
+        let tokenizer = Tokenizer::from_gguf(llama.clone()).unwrap();
+        assert_eq!(tokenizer.encode("he", true).unwrap(), [0, 2]);
+        assert_eq!(tokenizer.encode("hhe", true).unwrap(), [0, 2]);
+        assert_eq!(tokenizer.encode("he", false).unwrap(), [2]);
+        llama.add_bos = Some(false);
+        assert_eq!(Tokenizer::from_gguf(llama).unwrap().encode("he", true).unwrap(), [2]);
+    }
+
+    fn check_refused(change: fn(&mut GgufVocab), expected: &str) {
+        let mut vocab = vocab("gpt-2");
+        change(&mut vocab);
+        let error = Tokenizer::from_gguf(vocab).err().expect("the vocabulary is refused").to_string();
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn bad_vocabularies_name_what_is_wrong() {
+        check_refused(
+            |v| v.pre = "martian".into(),
+            "tokenizer: unknown pre-tokenizer `martian`; known: llama-bpe, qwen2, qwen35, smollm, gpt-2, default",
+        );
+        check_refused(
+            |v| v.model = "llama".into(),
+            "tokenizer: tokenizer.ggml.model `llama` is not supported; supported: gpt2 (byte-level BPE)",
+        );
+        check_refused(
+            |v| v.tokens.clear(),
+            "tokenizer: tokenizer.ggml.tokens has 0 entries; 1 to 4000000 are possible",
+        );
+        check_refused(
+            |v| v.token_types.truncate(2),
+            "tokenizer: tokenizer.ggml.token_type has 2 entries, tokenizer.ggml.tokens 6",
+        );
+        check_refused(|v| v.eos = Some(6), "tokenizer: tokenizer.ggml.eos_token_id is 6, the vocabulary has 6 tokens");
+        check_refused(
+            |v| v.merges.push("he".into()),
+            "tokenizer: tokenizer.ggml.merges[1] is \"he\", not two tokens and a space",
+        );
+    }
 }

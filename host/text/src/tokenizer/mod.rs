@@ -63,8 +63,7 @@ impl Tokenizer {
         let (library, add_bos) = gguf::build(&vocab)?;
         let decoder = TokenDecoder::byte_level();
         let table = table(&library, &decoder)?;
-        let mut eos: Vec<TokenId> = vocab.eos.into_iter().chain(vocab.eot).collect();
-        eos.dedup();
+        let eos = gguf::end_tokens(&vocab);
         let encoder = Encoder::Library(Box::new(library));
         Ok(Self::assemble(encoder, decoder, table, add_bos).with_special(vocab.bos, eos))
     }
@@ -129,7 +128,7 @@ impl Tokenizer {
     /// The bytes of a token that starts a text.
     pub(crate) fn first_token_bytes(&self, id: TokenId) -> Cow<'_, [u8]> {
         let in_context = self.inner.table.bytes(id);
-        if self.inner.decoder.first != FirstRule::Alone || self.inner.table.is_special(id) {
+        if self.inner.decoder.first != FirstRule::Alone {
             return Cow::Borrowed(in_context);
         }
         let Encoder::Library(library) = &self.inner.encoder else { return Cow::Borrowed(in_context) };

@@ -16,6 +16,9 @@ mod policy;
 mod run;
 mod status;
 
+#[cfg(test)]
+mod tests;
+
 pub use config::{EngineConfig, EngineLimits, EngineParts};
 pub use handle::{Generation, Handle, SubmitError};
 pub use status::{EngineStatus, PolicyState};

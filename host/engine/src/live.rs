@@ -160,15 +160,12 @@ impl Lives {
         (!live.outlet.is_full()).then_some(slot)
     }
 
-    /// Takes a request out and sends its last event, which may have to wait for the client.
-    pub fn end(&mut self, slot: Slot, event: TokenEvent) -> Option<Box<Live>> {
-        let mut live = self.take(slot)?;
+    /// Sends the last event of a request that was taken out; it may have to wait for the client.
+    pub fn end(&mut self, mut live: Box<Live>, event: TokenEvent) {
         live.outlet.send(event, &self.shared);
         if live.outlet.is_full() {
-            let closed = Outlet { sender: live.outlet.sender.clone(), backlog: VecDeque::new(), full_since: None };
-            self.draining.insert(live.id, std::mem::replace(&mut live.outlet, closed));
+            self.draining.insert(live.id, live.outlet);
         }
-        Some(live)
     }
 
     /// The client went away.
@@ -182,7 +179,7 @@ impl Lives {
         Some((slot, live))
     }
 
-    fn take(&mut self, slot: Slot) -> Option<Box<Live>> {
+    pub fn take(&mut self, slot: Slot) -> Option<Box<Live>> {
         let live = self.by_slot.get_mut(slot.0 as usize)?.take()?;
         self.slots.remove(&live.id);
         Some(live)

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use backend::step::{Caps, StepOut};
 use backend::{Backend, BackendError};
-use contract::Seat;
 use contract::generation::{FinishReason, GenerationError, TokenEvent};
 use contract::policy::PolicyError;
+use contract::{Seat, Slot};
 use scheduler::{Advice, Ended, NewRequest, Scheduler, Tick};
 
 use crate::budget::Budget;
@@ -277,28 +277,31 @@ impl Engine {
         }
         for refused in plan.refused.clone() {
             let error = GenerationError::Refused { code: refused.code, retry_after_ms: refused.retry_after_ms };
-            if let Some(live) = self.lives.end(refused.slot, TokenEvent::Failed(error)) {
-                self.count_end(&live, None, "refused");
-            }
+            self.end(refused.slot, TokenEvent::Failed(error), None, "refused");
         }
     }
 
     /// Ends a request that the scheduler still has.
-    pub(crate) fn fail(&mut self, slot: contract::Slot, error: GenerationError) {
+    pub(crate) fn fail(&mut self, slot: Slot, error: GenerationError) {
         let ended = self.scheduler.cancel(slot);
-        if let Some(live) = self.lives.end(slot, TokenEvent::Failed(error)) {
-            self.count_end(&live, ended, "error");
-        }
+        self.end(slot, TokenEvent::Failed(error), ended, "error");
     }
 
-    pub(crate) fn finish(&mut self, slot: contract::Slot, reason: FinishReason, ended: Ended) {
+    pub(crate) fn finish(&mut self, slot: Slot, reason: FinishReason, ended: Ended) {
         let event = TokenEvent::Finished { reason, preemptions: ended.preemptions };
-        if let Some(live) = self.lives.end(slot, event) {
-            let label = match reason {
-                FinishReason::Stop { .. } => "stop",
-                FinishReason::Length => "length",
-            };
-            self.count_end(&live, Some(ended), label);
+        let label = match reason {
+            FinishReason::Stop { .. } => "stop",
+            FinishReason::Length => "length",
+        };
+        self.end(slot, event, Some(ended), label);
+    }
+
+    /// The place is free and the numbers are right before the client hears of the end.
+    fn end(&mut self, slot: Slot, event: TokenEvent, ended: Option<Ended>, label: &'static str) {
+        if let Some(live) = self.lives.take(slot) {
+            self.count_end(&live, ended, label);
+            self.publish();
+            self.lives.end(live, event);
         }
     }
 

@@ -1,0 +1,151 @@
+//! Scheduling, paging and the prefix cache, seen by clients.
+
+use contract::generation::Request;
+
+use super::fake::Fake;
+use super::policies::ByPriority;
+use super::*;
+
+/// Many requests over a small pool, with one and two steps in flight and the cache on and off.
+#[test]
+fn texts_do_not_depend_on_what_runs_beside() {
+    for (in_flight, pages, prefix_cache) in [(1, 10, true), (2, 10, true), (2, 40, true), (1, 9, false), (2, 9, false)]
+    {
+        let handle = engine_with(Fake::new(5, pages, in_flight), None, EngineConfig { prefix_cache, ..config() });
+        let jobs: Vec<_> = (0..30u32).map(|n| (prompt(n % 4, 1 + (n as usize * 37) % 300), 1 + n * 5 % 120)).collect();
+        let open: Vec<_> = jobs
+            .iter()
+            .map(|(prompt, max_new)| {
+                let mut request = request(prompt, *max_new);
+                request.sampling.stop_tokens = vec![3];
+                handle.submit(request).expect("it fits")
+            })
+            .collect();
+        for ((prompt, max_new), generation) in jobs.iter().zip(open) {
+            assert_alone(&read(generation), prompt, *max_new as usize, &[3]);
+        }
+        until(&handle, |status| status.running == 0 && status.pages_used == 0);
+        assert_eq!(handle.status().fault, None);
+    }
+}
+
+/// Abort in each state: queued, in the middle of the prefill, decoding; the pages come back and the others go on.
+#[test]
+fn sched_04_cancel_while_queued() {
+    for in_flight in [1, 2] {
+        let (fake, permits) = Fake::new(2, 60, in_flight).gated();
+        let handle = engine(fake);
+        let long = prompt(1, 1500);
+        let (short, other) = (prompt(2, 20), prompt(3, 30));
+        let prefilling = handle.submit(request(&long, 50)).expect("fits");
+        let decoding = handle.submit(request(&short, 400)).expect("fits");
+        let queued: Vec<_> = (0..10).map(|_| handle.submit(request(&other, 5)).expect("fits")).collect();
+        for _ in 0..4 {
+            permits.send(()).expect("the engine runs");
+        }
+        until(&handle, |status| status.steps >= 3);
+        drop((queued, prefilling, decoding));
+        drop(permits);
+        until(&handle, |status| (status.running, status.waiting, status.pages_used) == (0, 0, 0));
+        assert_alone(&read(handle.submit(request(&short, 20)).expect("fits")), &short, 20, &[]);
+        assert_eq!(handle.status().fault, None);
+    }
+}
+
+/// A high priority gets the seat of one low priority, whose text is the same as without.
+#[test]
+fn sched_05_priority_inversion_at_seq_limit() {
+    for in_flight in [1, 2] {
+        let (fake, permits) = Fake::new(4, 200, in_flight).gated();
+        let settings = EngineConfig { starvation_bound: Duration::from_secs(3600), ..config() };
+        let handle = engine_with(fake, Some(Box::new(ByPriority::default())), settings);
+        let low: Vec<_> = (0..4).map(|n| prompt(n, 40)).collect();
+        let running: Vec<_> = low
+            .iter()
+            .map(|prompt| handle.submit(Request { priority: 5, ..request(prompt, 60) }).expect("fits"))
+            .collect();
+        for _ in 0..8 {
+            permits.send(()).expect("the engine runs");
+        }
+        until(&handle, |status| status.running == 4);
+        let high = prompt(9, 20);
+        let urgent = handle.submit(Request { priority: 1, ..request(&high, 20) }).expect("fits");
+        let equal = handle.submit(Request { priority: 5, ..request(&low[0], 5) }).expect("fits");
+        drop(permits);
+        assert_alone(&read(urgent), &high, 20, &[]);
+        let mut preemptions = 0;
+        for (prompt, generation) in low.iter().zip(running) {
+            let answer = read(generation);
+            assert_alone(&answer, prompt, 60, &[]);
+            preemptions += answer.preemptions;
+        }
+        assert_alone(&read(equal), &low[0], 5, &[]);
+        assert_eq!(preemptions, 1);
+        assert_eq!(handle.status().strikes, 0);
+    }
+}
+
+/// The pool holds about three of eight outputs: all finish with their own text.
+#[test]
+fn sched_07_preemption_makes_progress() {
+    for in_flight in [1, 2] {
+        let handle = engine(Fake::new(8, 3 * 16, in_flight));
+        let jobs: Vec<_> = (0..8).map(|n| prompt(n, 70)).collect();
+        let open: Vec<_> = jobs.iter().map(|prompt| handle.submit(request(prompt, 900)).expect("fits")).collect();
+        let readers: Vec<_> = open.into_iter().map(|open| std::thread::spawn(move || read(open))).collect();
+        let mut preempted = 0;
+        for (prompt, reader) in jobs.iter().zip(readers) {
+            let answer = reader.join().expect("the stream is well formed");
+            assert_alone(&answer, prompt, 900, &[]);
+            assert!(answer.preemptions <= 5, "{} preemptions", answer.preemptions);
+            preempted += u32::from(answer.preemptions > 0);
+        }
+        assert!(preempted > 0, "the pool is too large for this test");
+    }
+}
+
+/// Pages are shared within a namespace and nowhere else; the control without one does hit.
+#[test]
+fn sched_09_cache_salt_isolates() {
+    let handle = engine(Fake::new(2, 100, 2));
+    let long = prompt(5, 1000);
+    let cached = |namespace| read(handle.submit(Request { namespace, ..request(&long, 1) }).expect("fits")).cached;
+    assert_eq!([cached(1), cached(2), cached(1), cached(0), cached(0)], [0, 0, 960, 0, 960]);
+}
+
+/// Turns of several conversations, interleaved: each text is that of its own conversation, and a hit is never longer
+/// than what it shares with an earlier prompt.
+#[test]
+fn sched_11_no_foreign_conversation() {
+    let handle = engine(Fake::new(2, 30, 2));
+    let mut talks: Vec<_> = (0..6u32).map(|n| prompt(n, 50)).collect();
+    let mut earlier: Vec<Vec<TokenId>> = Vec::new();
+    for turn in 0..8 {
+        let open: Vec<_> = talks.iter().map(|talk| handle.submit(request(talk, 40)).expect("fits")).collect();
+        let mut next = Vec::new();
+        for (n, (talk, generation)) in talks.iter().zip(open).enumerate() {
+            let answer = read(generation);
+            assert_alone(&answer, talk, 40, &[]);
+            let shared = |other: &Vec<TokenId>| other.iter().zip(talk).take_while(|(a, b)| a == b).count();
+            let most = earlier.iter().map(shared).max().unwrap_or(0);
+            assert!(answer.cached as usize <= most, "{} cached, {most} shared", answer.cached);
+            let question = prompt(100 + n as u32 + turn, 10);
+            next.push([talk.clone(), answer.tokens, question].concat());
+        }
+        earlier.extend(next.iter().cloned());
+        talks = next;
+    }
+}
+
+/// A cancelled request keeps its finished pages in the cache.
+#[test]
+fn cancel_keeps_finished_pages() {
+    let handle = engine(Fake::new(1, 60, 1));
+    let long = prompt(5, 500);
+    let mut open = handle.submit(request(&long, 1000)).expect("fits");
+    for _ in 0..3 {
+        open.blocking_next();
+    }
+    drop(open);
+    assert_eq!(read(handle.submit(request(&long, 1)).expect("fits")).cached, 448);
+}

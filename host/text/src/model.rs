@@ -120,7 +120,17 @@ impl TextModel {
         }
         let tracker = ReasoningTracker::new(self.spans(), !job.raw && self.starts_in_reasoning(&job.stage_request));
         let tokenizer = self.tokenizer.clone();
-        Ok(OutputPipeline::new(PipelineParts { tokenizer, sessions, markers: marker_tokens, tracker, job }))
+        let is_token = |marker: &ResolvedMarker| matches!(marker, ResolvedMarker::Token(_));
+        let spans_are_exact =
+            !job.raw && self.spans.iter().all(|(span, ..)| is_token(&span.open) && is_token(&span.close));
+        Ok(OutputPipeline::new(PipelineParts {
+            tokenizer,
+            sessions,
+            markers: marker_tokens,
+            tracker,
+            spans_are_exact,
+            job,
+        }))
     }
 
     /// What the template says, else whether the turn prefix opens the first span after closing it last.

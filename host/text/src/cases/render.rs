@@ -16,6 +16,7 @@ pub(super) fn run(
     plugins: &mut dyn CasePlugins,
 ) -> Result<(), Stop> {
     check_steps(input)?;
+    known_keys(expected, input.contains_key("messages"), input.contains_key("variants"))?;
     let source =
         input.get("template").and_then(Value::as_str).ok_or_else(|| Stop::fail("`template` must be a string"))?;
     let empty = Map::new();
@@ -39,7 +40,7 @@ pub(super) fn run(
     if messages.is_none() && variants.is_none_or(Vec::is_empty) {
         return Err(Stop::fail("neither `messages` nor `variants` to render"));
     }
-    known_keys(expected, messages.is_some(), variants.is_some())
+    Ok(())
 }
 
 fn known_keys(expected: &Map<String, Value>, messages: bool, variants: bool) -> Result<(), Stop> {

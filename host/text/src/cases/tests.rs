@@ -193,7 +193,10 @@ fn template_cases() {
     let input = json!({"template": "T:", "messages": user, "kwargs": {"bos_token": "<s>"}, "frozen_now": "2025-02-03T09:05:07", "normalise_before_render": ["text_parts_to_string"]});
     check_passes(template_case(input.clone(), rendered("<s>T:a@2025-02-03T09:05:07+00:00")));
     check_fails(template_case(input.clone(), rendered("T:")), "rendered:");
-    check_fails(template_case(input.clone(), json!({"rendered": "", "colour": 1})), "rendered:");
+    check_fails(
+        template_case(input.clone(), json!({"rendered": "", "colour": 1})),
+        "`expected.colour` is not verified",
+    );
     let mut unknown = input.clone();
     unknown["normalise_before_render"] = json!(["polish"]);
     check_fails(template_case(unknown, rendered("")), "the normaliser has no step \"polish\"");
@@ -237,4 +240,26 @@ fn a_file_is_run_line_by_line() {
     let summary = Summary::of(&results);
     assert_eq!((summary.to_string().as_str(), summary.is_success()), ("1 passed, 3 failed, 1 skipped", false));
     assert!(!Summary::of(&[]).is_success());
+}
+
+/// Every check, key and step that the published cases use is known here: without plugins all are skipped, none fails.
+#[test]
+fn the_published_cases_are_understood() {
+    struct NoPlugins;
+    impl CasePlugins for NoPlugins {
+        fn stage(&mut self, _name: &str) -> Result<Option<Arc<dyn OutputStage>>, String> {
+            Ok(None)
+        }
+        fn template(
+            &mut self,
+            _source: &str,
+            _special_tokens: &[(String, String)],
+        ) -> Result<Option<Arc<dyn ChatTemplate>>, String> {
+            Ok(None)
+        }
+    }
+    let cases = include_str!("../../../../tests/cases/cases.jsonl");
+    let results = run_jsonl(cases, &Chain::FromCase, &mut NoPlugins);
+    let failed: Vec<_> = results.iter().filter(|r| matches!(r.outcome, Outcome::Failed(_))).collect();
+    assert!(failed.is_empty() && results.len() >= 82, "{} cases, failed: {failed:?}", results.len());
 }

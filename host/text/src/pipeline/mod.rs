@@ -76,6 +76,8 @@ pub struct OutputUsage {
     pub undeclared_calls: u32,
     /// Stages that broke the event rules or held too much and were cut out of this stream.
     pub stage_violations: u32,
+    /// The stages called text reasoning where the tracker saw none, or the other way round.
+    pub reasoning_disagrees: bool,
 }
 
 /// What [`crate::TextModel::open_output`] made of the job.
@@ -86,6 +88,8 @@ pub(crate) struct PipelineParts {
     /// Tokens that some stage declared as markers: fed to the stages even when special.
     pub markers: HashSet<TokenId>,
     pub tracker: ReasoningTracker,
+    /// Every span's markers are tokens. Markers of bytes count in part as reasoning, so nothing can be compared.
+    pub spans_are_exact: bool,
     pub job: OutputJob,
 }
 
@@ -97,6 +101,9 @@ pub struct OutputPipeline {
     chain: Chain,
     shaper: Shaper,
     tracker: ReasoningTracker,
+    /// Text that is not white space came while the tracker was inside a span.
+    tracked_reasoning: bool,
+    spans_are_exact: bool,
     markers: HashSet<TokenId>,
     stop_tokens: HashSet<TokenId>,
     skip_special_tokens: bool,
@@ -116,7 +123,7 @@ struct Taken {
 
 impl OutputPipeline {
     pub(crate) fn new(parts: PipelineParts) -> Self {
-        let PipelineParts { tokenizer, sessions, markers, tracker, job } = parts;
+        let PipelineParts { tokenizer, sessions, markers, tracker, spans_are_exact, job } = parts;
         let request = job.stage_request;
         let calls_allowed = !job.raw && !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
         Self {
@@ -131,6 +138,8 @@ impl OutputPipeline {
             }),
             tokenizer,
             tracker,
+            tracked_reasoning: false,
+            spans_are_exact,
             markers,
             stop_tokens: job.stop_tokens.into_iter().collect(),
             skip_special_tokens: job.skip_special_tokens,
@@ -202,6 +211,9 @@ impl OutputPipeline {
             complete_calls: self.shaper.complete_calls,
             undeclared_calls: self.shaper.undeclared_calls,
             stage_violations: self.chain.violations(),
+            reasoning_disagrees: self.spans_are_exact
+                && self.end.is_some()
+                && self.tracked_reasoning != self.shaper.any_reasoning,
         }
     }
 
@@ -258,7 +270,10 @@ impl OutputPipeline {
 
     fn count(&mut self, taken: Taken) {
         self.completion_tokens += 1;
-        self.tracker.push(taken.token, &self.tokenizer.token_bytes(taken.token));
+        let bytes = self.tokenizer.token_bytes(taken.token);
+        let was_inside = self.tracker.in_reasoning();
+        let inside = self.tracker.push(taken.token, &bytes) && was_inside;
+        self.tracked_reasoning |= inside && !bytes.trim_ascii().is_empty();
         self.riding.token_ids.push(taken.token);
         self.riding.logprobs.extend(taken.logprobs);
     }

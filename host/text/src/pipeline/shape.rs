@@ -41,6 +41,8 @@ pub(super) struct Shaper {
     any_call: bool,
     pub complete_calls: u32,
     pub undeclared_calls: u32,
+    /// Reasoning that is not only white space.
+    pub any_reasoning: bool,
 }
 
 impl Shaper {
@@ -54,6 +56,7 @@ impl Shaper {
             any_call: false,
             complete_calls: 0,
             undeclared_calls: 0,
+            any_reasoning: false,
         }
     }
 
@@ -85,7 +88,10 @@ impl Shaper {
 
     fn text(&mut self, channel: &Channel, text: String, deltas: &mut Vec<Delta>) {
         match channel {
-            Channel::Reasoning => push_reasoning(&text, deltas),
+            Channel::Reasoning => {
+                self.any_reasoning |= !text.trim().is_empty();
+                push_reasoning(&text, deltas);
+            }
             Channel::Content | Channel::Other(_) if !self.parts.calls_allowed => push_content(&text, deltas),
             Channel::Content | Channel::Other(_) => self.content_near_calls(&text, deltas),
         }

@@ -256,6 +256,29 @@ fn markers_match_by_token() {
     assert_eq!(pipeline.usage().reasoning_tokens, 10);
 }
 
+/// A stage that calls text content where the tracker saw reasoning is noticed.
+#[test]
+fn a_stage_that_disagrees_with_the_tracker() {
+    let disagrees = |added: &[&str]| {
+        let mut job = job(&[]);
+        job.stage_request.turn_prefix = "<think>".into();
+        let mut pipeline = open(vec![think()], added, &job);
+        stream(&mut pipeline, &["why", "</think>", "x"], EndOfStream::Length);
+        pipeline.usage().reasoning_disagrees
+    };
+    assert!(!disagrees(&[]));
+    assert!(!disagrees(&["<think>", "</think>"]));
+    let mut pipeline = open(
+        vec![scripted(|| {
+            vec![OutputEvent::Text { channel: contract::output::Channel::Reasoning, text: "abc".into(), token: None }]
+        })],
+        &[],
+        &job(&[]),
+    );
+    stream(&mut pipeline, &["abc"], EndOfStream::Length);
+    assert!(pipeline.usage().reasoning_disagrees);
+}
+
 /// Log-probabilities ride on the next piece with text, all and in order.
 #[test]
 fn logprobs_ride_on_the_next_piece() {

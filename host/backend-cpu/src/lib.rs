@@ -1,3 +1,123 @@
 //! The CPU backend, and the oracle for every kernel.
+//!
+//! It runs a [`ModelSpec`](backend::ops::ModelSpec) as a [`backend::Backend`]: a step's rows, prefill and decode together, go through each
+//! operation at once, so every weight is read once for all of them. It must not know model families, files or text.
+//!
+//! Start with [`load`], then [`CpuBackend`] (seats, tickets, checks), then the two interpreters: [`exact`] in plain
+//! loops, and [`fast`] over [`kernels`]. A step is computed inside `forward`, so one may be open at a time
+//! (`in_flight` is 1) and nothing is late: the device time of a step is measured where it is spent.
+//!
+//! Keys and values are kept as f16 by the fast interpreter (half the memory and half the reading; the rounding, 2^-11 of
+//! each element, is an order of magnitude below that of int8 activations) and as f32 by the exact one.
 
+pub mod batch;
+mod cpu;
+pub mod exact;
+pub mod fast;
+pub mod interpreter;
 pub mod kernels;
+mod plan;
+pub mod pool;
+pub mod program;
+mod sample;
+mod seats;
+
+use backend::BackendError;
+use backend::load::{LoadOptions, LoadProgress, MemoryPlan};
+use backend::ops::ModelSpec;
+
+pub use cpu::CpuBackend;
+
+use crate::exact::Exact;
+use crate::fast::{Fast, FastSizes};
+use crate::interpreter::Interpreter;
+use crate::pool::ThreadPool;
+use crate::program::{Program, check_finite};
+
+/// How numbers are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Numerics {
+    /// The fast kernels: int8 activations for quantised weights, f32 for float weights; keys and values in f16.
+    #[default]
+    Fast,
+    /// Plain fp32 loops.
+    Exact,
+}
+
+/// What only this backend can be told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CpuOptions {
+    pub numerics: Numerics,
+    /// The KV pool takes no more than this.
+    pub kv_bytes_max: u64,
+}
+
+impl Default for CpuOptions {
+    /// 2 GiB for the pool: a quarter of a small machine's memory. Pages that are never used take none.
+    fn default() -> Self {
+        Self { numerics: Numerics::Fast, kv_bytes_max: 2 << 30 }
+    }
+}
+
+/// Loads a model with the defaults of [`CpuOptions`].
+pub fn load(
+    spec: ModelSpec,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(CpuBackend, MemoryPlan), BackendError> {
+    load_with(spec, options, &CpuOptions::default(), progress)
+}
+
+/// Loads a model.
+///
+/// # Errors
+/// [`BackendError::Weight`] for a weight of a wrong shape or with numbers that are not finite,
+/// [`BackendError::Unsupported`] for an operation that is not for CPUs, [`BackendError::Memory`] when not even one KV
+/// page fits, [`BackendError::Device`] when the system gives no threads.
+pub fn load_with(
+    spec: ModelSpec,
+    options: &LoadOptions,
+    cpu: &CpuOptions,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(CpuBackend, MemoryPlan), BackendError> {
+    let program = Program::new(&spec)?;
+    let refusal = if cpu.numerics == Numerics::Fast { fast::refusal(&spec) } else { None };
+    let exact = cpu.numerics == Numerics::Exact || refusal.is_some();
+    let sizes = plan::sizes(&spec, options, if exact { 4 } else { 2 }, cpu.kv_bytes_max)?;
+    let (caps, mut plan) = (sizes.caps, sizes.plan);
+    if let Some(reason) = refusal {
+        plan.lowered.push(format!("the model runs by plain fp32 loops, not by the fast kernels: {reason}"));
+    }
+    let device = |cause: std::io::Error| BackendError::Device { operation: "start".into(), cause: cause.to_string() };
+    let pool = ThreadPool::new(sizes.threads).map_err(device)?;
+    let bytes_total = plan.weights;
+    let mut bytes_done = 0;
+    let mut done = |bytes: u64| {
+        bytes_done += bytes;
+        progress(LoadProgress { bytes_done, bytes_total });
+    };
+    let hidden = spec.hidden;
+    spec.weights.iter().try_for_each(check_finite)?;
+    let interpreter: Box<dyn Interpreter> = if exact {
+        let exact = Exact::new(spec, program, pool, caps.pages as usize);
+        done(bytes_total);
+        Box::new(exact)
+    } else {
+        let sizes = FastSizes {
+            max_rows: caps.max_rows as usize,
+            pages: caps.pages as usize,
+            context_len: caps.context_len as usize,
+        };
+        let fast = Fast::new(&spec, program, pool, &sizes, done)?;
+        (plan.repacked, plan.workspace) = fast.memory();
+        tracing::info!(kernels = fast.isa().name(), repacked_bytes = plan.repacked, "weights packed");
+        Box::new(fast)
+    };
+    let backend = CpuBackend::new(caps, hidden, interpreter);
+    plan.workspace += backend.workspace_bytes();
+    Ok((backend, plan))
+}
+
+fn invalid(reason: impl Into<String>) -> BackendError {
+    BackendError::InvalidStep(reason.into())
+}

@@ -1,0 +1,344 @@
+//! The step trait over an interpreter: seats, tickets, and the checks of what the engine asks for.
+
+use std::time::{Duration, Instant};
+
+use backend::sampler::{Sampler, logprobs_of};
+use backend::step::{Caps, Emit, Feed, Mask, Run, SeatInit, Step, StepOut, Table, Ticket};
+use backend::{Backend, BackendError};
+use contract::{PAGE_TOKENS, Seat, TokenId};
+
+use crate::batch::Batch;
+use crate::interpreter::{HEAD_ROWS, Interpreter};
+use crate::invalid;
+use crate::pool::Panicked;
+use crate::seats::SeatTable;
+
+/// A run of the open step.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenRun {
+    pub seat: Seat,
+    pub emit: Emit,
+    pub masked: bool,
+    /// The seat's length after the run.
+    pub end: u32,
+    /// The seat was done before: its rows were not run.
+    pub skipped: bool,
+    pub first_row: usize,
+    pub rows: usize,
+    /// Index of its logits.
+    pub logits: Option<usize>,
+    pub logprobs: std::ops::Range<u32>,
+    pub pooled: std::ops::Range<u32>,
+}
+
+/// The launched step.
+pub(crate) struct Open {
+    ticket: Ticket,
+    sampled: bool,
+    pub spent: Duration,
+    pub out: StepOut,
+}
+
+/// A model on the CPU.
+pub struct CpuBackend {
+    pub(crate) caps: Caps,
+    hidden: usize,
+    pub(crate) interpreter: Box<dyn Interpreter>,
+    pub(crate) seats: SeatTable,
+    batch: Batch,
+    pub(crate) runs: Vec<OpenRun>,
+    /// Which seats the step has named.
+    named: Vec<bool>,
+    /// Rows whose logits are wanted, and their logits `[rows][vocab]`.
+    head_rows: Vec<usize>,
+    pub(crate) logits: Vec<f32>,
+    /// Logits of prompt rows, `[HEAD_ROWS][vocab]`; made when a prompt's logprobs are first asked for.
+    prompt_logits: Vec<f32>,
+    pub(crate) samplers: Vec<Sampler>,
+    pub(crate) open: Option<Open>,
+    next_ticket: u64,
+    pub(crate) fault: Option<BackendError>,
+}
+
+impl CpuBackend {
+    pub(crate) fn new(caps: Caps, hidden: usize, mut interpreter: Box<dyn Interpreter>) -> Self {
+        let seats = usize::from(caps.seats);
+        let emitting = seats.min(caps.max_rows as usize);
+        let context_pages = caps.context_len.div_ceil(PAGE_TOKENS) as usize;
+        let threads = interpreter.pool().threads();
+        Self {
+            hidden,
+            seats: SeatTable::new(caps.seats, caps.pages, context_pages),
+            batch: Batch::with_capacity(caps.max_rows as usize, emitting, emitting * context_pages),
+            runs: Vec::with_capacity(seats),
+            named: vec![false; seats],
+            head_rows: Vec::with_capacity(emitting),
+            logits: vec![0.0; emitting * caps.vocab as usize],
+            prompt_logits: Vec::new(),
+            samplers: (0..threads).map(|_| Sampler::default()).collect(),
+            open: None,
+            next_ticket: 0,
+            fault: None,
+            caps,
+            interpreter,
+        }
+    }
+
+    pub(crate) fn workspace_bytes(&self) -> u64 {
+        4 * self.logits.len() as u64
+    }
+
+    /// Logits of the open step's sampling run `index`, before anything was drawn from them; for tests and tools.
+    pub fn logits(&self, index: usize) -> Option<&[f32]> {
+        let vocab = self.caps.vocab as usize;
+        let count = self.head_rows.len();
+        (index < count).then(|| &self.logits[index * vocab..(index + 1) * vocab])
+    }
+
+    fn healthy(&self) -> Result<(), BackendError> {
+        self.fault.clone().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn failed(&mut self, operation: &str) -> BackendError {
+        let cause = "a worker panicked; this is a bug".to_owned();
+        let fault = BackendError::Device { operation: operation.to_owned(), cause };
+        self.fault.get_or_insert(fault).clone()
+    }
+
+    fn tables(&mut self, tables: &[Table<'_>]) -> Result<(), BackendError> {
+        for table in tables {
+            match table {
+                Table::Append { .. } => self.seats.append(table)?,
+                Table::CopyPage { from, to } => {
+                    self.seats.check_page(*from)?;
+                    self.seats.check_page(*to)?;
+                    self.interpreter.copy_page(*from, *to);
+                }
+                Table::Save { .. } | Table::Load { .. } => {
+                    return Err(invalid("this model has no recurrent state to save or load"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a run and adds its rows to the batch.
+    fn add_run(&mut self, run: &Run, tokens: &[TokenId]) -> Result<(), BackendError> {
+        let name = run.seat.0;
+        let state = self.seats.get_mut(run.seat)?;
+        if std::mem::replace(&mut self.named[usize::from(name)], true) {
+            return Err(invalid(format!("seat {name} has two runs in one step")));
+        }
+        let (first_row, rows) = (self.batch.rows.len(), run.rows as usize);
+        let (logprobs, pooled) = (0..0, 0..0);
+        let open = |end, skipped, rows| OpenRun {
+            seat: run.seat,
+            emit: run.emit,
+            masked: run.masked,
+            end,
+            skipped,
+            first_row,
+            rows,
+            logits: None,
+            logprobs,
+            pooled,
+        };
+        if state.done {
+            self.runs.push(open(state.position, true, 0));
+            return Ok(());
+        }
+        let last;
+        let fed = match (&run.feed, state.last) {
+            (Feed::Tokens(range), _) => tokens
+                .get(range.start as usize..range.end as usize)
+                .ok_or_else(|| invalid(format!("seat {name}: tokens {range:?} of {}", tokens.len())))?,
+            (Feed::Last, Some(token)) => {
+                last = [token];
+                &last
+            }
+            (Feed::Last, None) => return Err(invalid(format!("seat {name}: no token was sampled yet"))),
+            (Feed::Draft { .. }, _) => return Err(invalid(format!("seat {name}: there is no drafter"))),
+        };
+        if fed.len() != rows || rows == 0 {
+            return Err(invalid(format!("seat {name}: {rows} rows, {} tokens", fed.len())));
+        }
+        if let Some(token) = fed.iter().find(|&&token| token >= self.caps.vocab) {
+            return Err(invalid(format!("seat {name}: token {token}, the vocabulary has {}", self.caps.vocab)));
+        }
+        let end = state.position.saturating_add(run.rows);
+        if end > run.end_max || run.end_max > self.caps.context_len {
+            let (end_max, context) = (run.end_max, self.caps.context_len);
+            return Err(invalid(format!("seat {name}: end {end}, end_max {end_max}, context {context}")));
+        }
+        let pages = end.div_ceil(PAGE_TOKENS) as usize;
+        if state.pages.len() < pages {
+            return Err(invalid(format!("seat {name}: {} pages, length {end} needs {pages}", state.pages.len())));
+        }
+        match run.emit {
+            Emit::Verify => return Err(invalid(format!("seat {name}: there are no drafts to verify"))),
+            Emit::Every { from } if from >= run.rows => {
+                return Err(invalid(format!("seat {name}: logprobs from row {from} of {rows}")));
+            }
+            _ => {}
+        }
+        self.batch.push(state.position, fed, &state.pages[..pages]);
+        self.runs.push(open(end, false, rows));
+        Ok(())
+    }
+
+    /// Runs the batch and everything that needs its hidden states.
+    fn compute(&mut self, out: &mut StepOut) -> Result<(), Panicked> {
+        if self.batch.rows.is_empty() {
+            return Ok(());
+        }
+        self.interpreter.run(&self.batch)?;
+        let mut runs = std::mem::take(&mut self.runs);
+        let ran = runs.iter_mut().filter(|run| !run.skipped).try_for_each(|run| self.emit(run, out));
+        self.runs = runs;
+        ran?;
+        let vocab = self.caps.vocab as usize;
+        for (rows, logits) in self.head_rows.chunks(HEAD_ROWS).zip(self.logits.chunks_mut(HEAD_ROWS * vocab)) {
+            self.interpreter.head(rows, &mut logits[..rows.len() * vocab])?;
+        }
+        Ok(())
+    }
+
+    fn emit(&mut self, run: &mut OpenRun, out: &mut StepOut) -> Result<(), Panicked> {
+        let end = run.first_row + run.rows;
+        match run.emit {
+            Emit::Nothing | Emit::Verify => return Ok(()),
+            Emit::Next => {}
+            Emit::Every { from } => {
+                let start = out.logprobs.len() as u32;
+                self.prompt_logprobs(run, run.first_row + from as usize..end - 1, out)?;
+                run.logprobs = start..out.logprobs.len() as u32;
+            }
+            Emit::Pool { mean } => {
+                let start = out.pooled.len();
+                out.pooled.resize(start + self.hidden, 0.0);
+                self.pool_rows(if mean { run.first_row } else { end - 1 }..end, &mut out.pooled[start..]);
+                run.pooled = start as u32..out.pooled.len() as u32;
+                return Ok(());
+            }
+        }
+        run.logits = Some(self.head_rows.len());
+        self.head_rows.push(end - 1);
+        Ok(())
+    }
+
+    /// Row `r` says how likely the token of row `r + 1` was; a few rows at a time, because logits are large.
+    fn prompt_logprobs(
+        &mut self,
+        run: &OpenRun,
+        rows: std::ops::Range<usize>,
+        out: &mut StepOut,
+    ) -> Result<(), Panicked> {
+        let vocab = self.caps.vocab as usize;
+        self.prompt_logits.resize(HEAD_ROWS * vocab, 0.0);
+        let top = self.seats.open_mut(run.seat).and_then(|state| state.sampling.logprobs).unwrap_or(0);
+        let mut first = rows.start;
+        while first < rows.end {
+            let end = rows.end.min(first + HEAD_ROWS);
+            let mut indices = [0; HEAD_ROWS];
+            for (index, row) in indices.iter_mut().zip(first..end) {
+                *index = row;
+            }
+            let count = end - first;
+            self.interpreter.head(&indices[..count], &mut self.prompt_logits[..count * vocab])?;
+            for (logits, row) in self.prompt_logits.chunks_exact(vocab).zip(first..end) {
+                out.logprobs.push(logprobs_of(logits, self.batch.rows[row + 1].token, top));
+            }
+            first = end;
+        }
+        Ok(())
+    }
+
+    /// The mean of some rows' hidden states after the last norm.
+    fn pool_rows(&mut self, rows: std::ops::Range<usize>, out: &mut [f32]) {
+        let count = rows.len() as f32;
+        let mut row_out = vec![0.0; self.hidden];
+        for row in rows {
+            self.interpreter.normed_rows(&[row], &mut row_out);
+            out.iter_mut().zip(&row_out).for_each(|(sum, x)| *sum += x / count);
+        }
+    }
+}
+
+impl Backend for CpuBackend {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn bind(&mut self, seat: Seat, init: &SeatInit<'_>) -> Result<(), BackendError> {
+        self.healthy()?;
+        self.seats.bind(seat, init, self.caps.context_len)
+    }
+
+    fn release(&mut self, seat: Seat) {
+        self.seats.release(seat, self.open.is_some());
+    }
+
+    fn forward(&mut self, step: &Step<'_>) -> Result<Ticket, BackendError> {
+        self.healthy()?;
+        if let Some(open) = &self.open {
+            return Err(invalid(format!("step {} is open, the limit is one", open.ticket.0)));
+        }
+        let rows: u64 = step.runs.iter().map(|run| u64::from(run.rows)).sum();
+        if rows > u64::from(self.caps.max_rows) {
+            return Err(invalid(format!("{rows} rows, the limit is {}", self.caps.max_rows)));
+        }
+        let start = Instant::now();
+        self.batch.clear();
+        self.runs.clear();
+        self.head_rows.clear();
+        self.named.fill(false);
+        self.tables(step.tables)?;
+        step.runs.iter().try_for_each(|run| self.add_run(run, step.tokens))?;
+        let mut out = StepOut::default();
+        if self.compute(&mut out).is_err() {
+            return Err(self.failed("forward"));
+        }
+        for run in &self.runs {
+            if let Some(state) = self.seats.open_mut(run.seat) {
+                state.position = run.end;
+            }
+        }
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.open = Some(Open { ticket, sampled: false, spent: start.elapsed(), out });
+        Ok(ticket)
+    }
+
+    fn sample(&mut self, ticket: Ticket, masks: &[Mask<'_>]) -> Result<(), BackendError> {
+        self.healthy()?;
+        let fresh = self.open.as_ref().is_some_and(|open| open.ticket == ticket && !open.sampled);
+        if !fresh {
+            return Err(invalid(format!("step {} is not open or was sampled already", ticket.0)));
+        }
+        let start = Instant::now();
+        self.draw(masks)?;
+        if let Some(open) = &mut self.open {
+            open.sampled = true;
+            open.spent += start.elapsed();
+        }
+        Ok(())
+    }
+
+    fn drafts(&mut self, ticket: Ticket, _run: u32) -> Result<Vec<TokenId>, BackendError> {
+        Err(invalid(format!("step {}: there is no drafter", ticket.0)))
+    }
+
+    fn collect(&mut self, ticket: Ticket, _wait: bool) -> Result<Option<StepOut>, BackendError> {
+        self.healthy()?;
+        match self.open.take() {
+            Some(open) if open.ticket == ticket && open.sampled => {
+                self.seats.sweep();
+                Ok(Some(StepOut { device: open.spent, ..open.out }))
+            }
+            other => {
+                self.open = other;
+                Err(invalid(format!("step {} is not open or was not sampled", ticket.0)))
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What a load costs, and what had to be lowered to make it fit.
+
+use backend::BackendError;
+use backend::load::{LoadOptions, MemoryPlan};
+use backend::ops::ModelSpec;
+use backend::step::Caps;
+use contract::PAGE_TOKENS;
+
+/// The sizes that everything else is made for.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    pub caps: Caps,
+    pub threads: usize,
+    pub plan: MemoryPlan,
+}
+
+/// Rows that a step may have at most: far above what a CPU computes in a useful time.
+const ROWS_MAX: u32 = 8_192;
+/// More threads than any machine has cores.
+const THREADS_MAX: usize = 1_024;
+/// A sequence needs its prompt and one answer.
+const CONTEXT_MIN: u32 = 2;
+
+/// Decides seats, context and pool. `kv_element_bytes` is the size of one stored key or value element.
+pub fn sizes(
+    spec: &ModelSpec,
+    options: &LoadOptions,
+    kv_element_bytes: u64,
+    kv_bytes_max: u64,
+) -> Result<Sizes, BackendError> {
+    let mut lowered = Vec::new();
+    let mut at_most = |what: &str, asked: u32, limit: u32, why: &str| {
+        if asked > limit {
+            lowered.push(format!("{what} lowered from {asked} to {limit}: {why}"));
+        }
+        asked.min(limit)
+    };
+    let asked_context = options.context_len.unwrap_or(spec.context_len).max(CONTEXT_MIN);
+    let context_len = at_most("context length", asked_context, spec.context_len.max(CONTEXT_MIN), "the model's own");
+    let max_rows = at_most("rows per step", options.max_rows.max(1), ROWS_MAX, "the backend's limit");
+    let seats = options.seats.max(1);
+    let elements = 2 * spec.attention.kv_width() as u64 * spec.kv_layers as u64;
+    let kv_bytes_per_token = elements * kv_element_bytes;
+    let page_bytes = kv_bytes_per_token * u64::from(PAGE_TOKENS);
+    let most_pages = u32::try_from(kv_bytes_max / page_bytes.max(1)).unwrap_or(u32::MAX);
+    let wanted = match options.kv_tokens {
+        Some(tokens) => u64::from(tokens.div_ceil(PAGE_TOKENS)),
+        None => u64::from(context_len.div_ceil(PAGE_TOKENS)) * u64::from(seats),
+    };
+    let wanted = u32::try_from(wanted).unwrap_or(u32::MAX).max(1);
+    let why = format!("a page takes {page_bytes} bytes and the pool may take {kv_bytes_max}");
+    let pages = at_most("KV pages of 64 tokens", wanted, most_pages, &why);
+    if pages == 0 {
+        let fix = "raise the memory for the KV pool".to_owned();
+        let what = "one KV page".to_owned();
+        return Err(BackendError::Memory { what, needed: page_bytes, available: kv_bytes_max, fix });
+    }
+    let pool_tokens = u32::try_from(u64::from(pages) * u64::from(PAGE_TOKENS)).unwrap_or(u32::MAX);
+    let context_len = at_most("context length", context_len, pool_tokens, "the KV pool holds no more");
+    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = options.threads.unwrap_or_else(cores).clamp(1, THREADS_MAX);
+    let vocab = spec.vocab as u32;
+    let caps = Caps {
+        vocab,
+        context_len,
+        seats,
+        pages,
+        page_tokens: PAGE_TOKENS,
+        state_slots: 0,
+        adapters: 0,
+        max_rows,
+        max_query: 1,
+        in_flight: 1,
+        resume_align: 1,
+        mask_words: vocab.div_ceil(32),
+        graphs: Vec::new(),
+    };
+    let plan = MemoryPlan {
+        weights: spec.weights.iter().map(|weight| weight.size_bytes() as u64).sum(),
+        kv_pool: u64::from(pages) * page_bytes,
+        kv_bytes_per_token,
+        pages,
+        seats,
+        lowered,
+        ..MemoryPlan::default()
+    };
+    Ok(Sizes { caps, threads, plan })
+}

@@ -70,12 +70,12 @@ fn tool_case(path: &str, value: Value) -> Value {
         "input": {
             "parser": "brackets",
             "tools": [{"type": "function", "function": {"name": "f"}}],
-            "deltas": ["Look.\n[", "f {\"b\": 1,", " \"a\": [2]}]\n"],
+            "deltas": ["Look.\n[", "f {\"b\": 1,", " \"a\": 2}]\n"],
             "engine_finish_reason": "stop",
         },
         "expected": {
             "content": "Look.",
-            "tool_calls": [{"index": 0, "name": "f", "arguments": {"b": 1, "a": [2]}}],
+            "tool_calls": [{"index": 0, "name": "f", "arguments": {"b": 1, "a": 2}}],
             "finish_reason": "tool_calls",
             "checks": [
                 "chunk_invariant", "args_valid_json", "name_and_id_once", "no_marker_leak", "args_literal_utf8",
@@ -96,10 +96,10 @@ fn tool_case(path: &str, value: Value) -> Value {
 fn a_good_case_passes() {
     check_passes(tool_case("", Value::Null));
     check_passes(tool_case("/expected/why", json!("remarks are not verified")));
-    check_passes(tool_case("/expected/arguments_raw", json!(["{\"b\": 1, \"a\": [2]}"])));
+    check_passes(tool_case("/expected/arguments_raw", json!(["{\"b\": 1, \"a\": 2}"])));
     check_passes(tool_case(
         "/expected/tool_calls",
-        json!([{"arguments_raw_prefix_of": "{\"b\": 1, \"a\": [2]}, more"}]),
+        json!([{"arguments_raw_prefix_of": "{\"b\": 1, \"a\": 2}, more"}]),
     ));
 }
 
@@ -116,7 +116,7 @@ fn wrong_expectations_fail() {
     let call = |key: &str, value: Value| tool_case("/expected/tool_calls", json!([{key: value}]));
     check_fails(call("index", json!(1)), "tool_calls[0].index");
     check_fails(call("name", json!("g")), "tool_calls[0].name");
-    check_fails(call("arguments", json!({"a": [2], "b": 1})), "tool_calls[0].arguments");
+    check_fails(call("arguments", json!({"a": 2, "b": 1})), "tool_calls[0].arguments");
     check_fails(call("arguments_raw_prefix_of", json!("{")), "tool_calls[0].arguments_raw_prefix_of");
 }
 

@@ -215,7 +215,7 @@ mod tests {
         check_words("smollm", "pay 1234 now", "pay|Ġ|1|2|3|4|Ġnow");
         check_words("llama-bpe", "I'LL pay 12345 now!!\n\n x", "I|'LL|Ġpay|Ġ|123|45|Ġnow|!!ĊĊ|Ġx");
         check_words("qwen2", "I'LL pay 123 now", "I|'LL|Ġpay|Ġ|1|2|3|Ġnow");
-        check_words("qwen2", "e\u{301}a", "eÌģa");
+        check_words("qwen2", "e\u{301}a", "e|Ìģa");
         check_words("qwen35", "e\u{301}a", "eÌģa");
         check_words("qwen35", "न\u{94d}म", "à¤¨à¥įà¤®");
         check_words("qwen2", "न\u{94d}म", "à¤¨|à¥įà¤®");

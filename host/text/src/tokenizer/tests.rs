@@ -22,7 +22,10 @@ const TEXTS: [&str; 12] = [
 fn byte_alphabet() -> Vec<String> {
     let map = byte_level::ByteLevel::new();
     let of = |c: u32| char::from_u32(c).map(String::from).unwrap();
-    (0..0x144).map(of).filter(|c| map.bytes_of(c).len() == 1).collect()
+    let printable = |c: &u32| !matches!(c, 0..=0x20 | 0x7F..=0xA0 | 0xAD);
+    let alphabet: Vec<String> = (0..0x144).filter(printable).map(of).collect();
+    assert!(alphabet.len() == 256 && alphabet.iter().all(|c| map.bytes_of(c).len() == 1));
+    alphabet
 }
 
 fn file(added: &[(&str, bool)], vocab: Vec<String>, parts: Value) -> Vec<u8> {

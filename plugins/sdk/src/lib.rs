@@ -8,13 +8,21 @@
 //! The crate knows nothing of any model format, and a plugin built with it imports nothing: no clock, no randomness,
 //! no files, no network. Start reading at the kind you write, then at `rank` for the shortest scheduler.
 
-pub mod bindings;
 pub mod output;
+pub mod rank;
+pub mod scheduler;
+pub mod template;
 
 #[doc(hidden)]
 pub mod settings;
 
-pub use bindings::shared::{Channel, PluginError, Setting, Severity};
+pub use tokenloom_sdk_types::{Channel, PluginError, Setting, Severity};
+
+#[doc(hidden)]
+pub use {
+    tokenloom_sdk_output as output_bindings, tokenloom_sdk_scheduler as scheduler_bindings,
+    tokenloom_sdk_template as template_bindings,
+};
 
 /// Reads the operator's settings; an unknown key or a wrong type is an error that names it.
 pub use settings::parse as parse_settings;

@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 
 use crate::PluginError;
-use crate::bindings::output::exports::tokenloom::output::stage as wit;
-use crate::bindings::output::exports::tokenloom::plugin::lifecycle;
+use tokenloom_sdk_output::{interface as wit, lifecycle};
 
 pub use crate::Channel;
 pub use wit::{
@@ -123,9 +122,7 @@ macro_rules! export_stage {
             #[cfg(target_arch = "wasm32")]
             type TokenloomComponent = $crate::output::Component<$stage>;
             #[cfg(target_arch = "wasm32")]
-            $crate::bindings::output::export_output_world!(
-                TokenloomComponent with_types_in $crate::bindings::output
-            );
+            $crate::output_bindings::export!(TokenloomComponent with_types_in $crate::output_bindings);
         };
     };
 }

@@ -179,8 +179,9 @@ impl Engine {
                 let (got, wanted) = (out.runs.len(), flight.planned.len());
                 return Err(Fault(format!("the backend answered {got} runs of a step of {wanted}")));
             }
+            let now = Instant::now();
             for (at, &run) in flight.planned.iter().enumerate() {
-                self.take_run(run, &out, at)?;
+                self.take_run(run, &out, at, now)?;
             }
             self.measured(&flight, &out);
         }
@@ -190,7 +191,7 @@ impl Engine {
         Ok(())
     }
 
-    fn take_run(&mut self, run: usize, out: &StepOut, at: usize) -> Result<(), Fault> {
+    fn take_run(&mut self, run: usize, out: &StepOut, at: usize, now: Instant) -> Result<(), Fault> {
         let result = &out.runs[at];
         let range = |range: &std::ops::Range<u32>| range.start as usize..range.end as usize;
         let outside = || Fault("the backend answered a range outside its step".into());
@@ -204,11 +205,10 @@ impl Engine {
         if !tokens.is_empty() {
             broken = self.accept(slot, tokens);
             let logprobs = logprobs.get(..tokens.len()).unwrap_or_default().to_vec();
-            self.count_tokens(slot, tokens.len());
-            if self.lives.send(slot, TokenEvent::Tokens { tokens: tokens.to_vec(), logprobs }) {
-                let now_us = self.shared.elapsed_us();
-                self.scheduler.park(slot, true, now_us);
-            }
+            self.count_tokens(slot, tokens.len(), now);
+            let full = self.lives.send(slot, TokenEvent::Tokens { tokens: tokens.to_vec(), logprobs });
+            // Also back from parked: with two steps in flight the client may have made room for both at once.
+            self.scheduler.park(slot, full, self.now_us);
         }
         if let Some((ending, ended)) = committed.ended {
             let reason = match ending {
@@ -233,9 +233,8 @@ impl Engine {
         Some(GenerationError::Aborted(error.to_string()))
     }
 
-    fn count_tokens(&mut self, slot: Slot, tokens: usize) {
-        let now = Instant::now();
-        self.shared.token_now();
+    fn count_tokens(&mut self, slot: Slot, tokens: usize, now: Instant) {
+        self.shared.token_at(now);
         self.metrics.generation_tokens.inc_by(tokens as u64);
         if let Some(live) = self.lives.get_mut(slot) {
             match live.last_token.replace(now) {
@@ -257,6 +256,10 @@ impl Engine {
                     self.finish(slot, FinishReason::Length, ended);
                 }
                 return;
+            }
+            SeatFault::Hang => {
+                let now_us = self.shared.elapsed_us();
+                return self.scheduler.park(slot, true, now_us);
             }
         };
         self.fail(slot, error);

@@ -71,6 +71,7 @@ pub fn start(parts: EngineParts, registry: &mut Registry) -> Result<Handle, Engi
         scratch: launch::Scratch::default(),
         unbound: Vec::new(),
         last_step: Default::default(),
+        now_us: 0,
         last_end: None,
         busy: false,
         checked_idle: true,

@@ -153,9 +153,6 @@ impl Lives {
         let slot = self.slot_of(id)?;
         let shared = Arc::clone(&self.shared);
         let live = self.get_mut(slot)?;
-        if !live.outlet.is_full() {
-            return None;
-        }
         live.outlet.flush(&shared);
         (!live.outlet.is_full()).then_some(slot)
     }

@@ -61,6 +61,8 @@ pub(crate) struct Engine {
     /// Seats whose request the backend did not take; they are not to be released.
     pub(crate) unbound: Vec<Seat>,
     pub(crate) last_step: (Duration, u32),
+    /// The time of the last plan, on the scheduler's clock.
+    pub(crate) now_us: u64,
     pub(crate) last_end: Option<Instant>,
     /// Whether the last plan had runs.
     pub(crate) busy: bool,
@@ -219,8 +221,9 @@ impl Engine {
     }
 
     fn plan(&mut self) {
+        self.now_us = self.shared.elapsed_us();
         let tick = Tick {
-            now_us: self.shared.elapsed_us(),
+            now_us: self.now_us,
             token_budget: self.budget.rows(),
             last_step_us: u32::try_from(self.last_step.0.as_micros()).unwrap_or(u32::MAX),
             last_step_tokens: self.last_step.1,

@@ -143,8 +143,9 @@ impl Shared {
         u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    pub fn token_now(&self) {
-        self.last_token_us.store(self.elapsed_us() + 1, Ordering::Relaxed);
+    pub fn token_at(&self, now: Instant) {
+        let us = u64::try_from(now.saturating_duration_since(self.start).as_micros()).unwrap_or(u64::MAX - 1);
+        self.last_token_us.store(us + 1, Ordering::Relaxed);
     }
 
     pub fn set_policy(&self, name: &str, state: PolicyState, last_strike: Option<String>) {

@@ -13,8 +13,10 @@ fn hostile(how: Failing) -> Option<Box<dyn SchedulePolicy>> {
 #[test]
 fn a_device_fault_ends_every_request() {
     for in_flight in [1, 2] {
-        let handle = engine(Fake::new(2, 60, in_flight).trouble(Trouble::FaultAt(5)));
+        let (fake, permits) = Fake::new(2, 60, in_flight).trouble(Trouble::FaultAt(5)).gated();
+        let handle = engine(fake);
         let open: Vec<_> = (0..4).map(|n| handle.submit(request(&prompt(n, 10), 50)).expect("fits")).collect();
+        drop(permits);
         for generation in open {
             let answer = read(generation);
             assert!(matches!(&answer.end, Err(GenerationError::Engine(why)) if why.contains("the first fault")));

@@ -8,11 +8,13 @@ use contract::output::{
     StageSession,
 };
 
+type Open = dyn Fn(&StageRequest) -> Box<dyn StageSession> + Send + Sync;
+
 /// One stage from a function that opens its sessions.
 pub struct TestStage {
     pub name: &'static str,
     pub requirements: Requirements,
-    pub open: Box<dyn Fn(&StageRequest) -> Box<dyn StageSession> + Send + Sync>,
+    pub open: Box<Open>,
 }
 
 impl OutputStage for TestStage {

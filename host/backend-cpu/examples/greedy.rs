@@ -22,7 +22,8 @@ struct Args {
 
 fn parse() -> Result<Args, String> {
     let mut words = std::env::args().skip(1);
-    let usage = "usage: greedy MODEL.gguf \"token ids\" [--tokens N] [--streams N] [--threads N] [--repeat-prompt N] [--exact]";
+    let usage =
+        "usage: greedy MODEL.gguf \"token ids\" [--tokens N] [--streams N] [--threads N] [--repeat-prompt N] [--exact]";
     let (model, prompt) = (words.next().ok_or(usage)?, words.next().ok_or(usage)?);
     let number = |text: &str| text.parse::<u32>().map_err(|e| format!("`{text}`: {e}"));
     let prompt = prompt.split([' ', ',']).filter(|w| !w.is_empty()).map(number).collect::<Result<Vec<_>, _>>()?;
@@ -98,7 +99,8 @@ fn generate(backend: &mut dyn Backend, args: &Args) -> Result<(Vec<Vec<u32>>, [f
     let start = Instant::now();
     for i in 1..args.tokens {
         let end_max = args.prompt.len() as u32 + i;
-        let run = |stream| Run { seat: Seat(stream), feed: Feed::Last, rows: 1, end_max, emit: Emit::Next, masked: false };
+        let run =
+            |stream| Run { seat: Seat(stream), feed: Feed::Last, rows: 1, end_max, emit: Emit::Next, masked: false };
         let runs: Vec<Run> = (0..args.streams).map(run).collect();
         let out = step(backend, &Step { tables: &[], runs: &runs, tokens: &[] })?;
         texts.iter_mut().zip(out).for_each(|(text, token)| text.push(token));

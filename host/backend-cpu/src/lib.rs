@@ -1,6 +1,6 @@
 //! The CPU backend, and the oracle for every kernel.
 //!
-//! It runs a [`ModelSpec`](backend::ops::ModelSpec) as a [`backend::Backend`]: a step's rows, prefill and decode together, go through each
+//! It runs a [`ModelSpec`] as a [`backend::Backend`]: a step's rows, prefill and decode together, go through each
 //! operation at once, so every weight is read once for all of them. It must not know model families, files or text.
 //!
 //! Start with [`load`], then [`CpuBackend`] (seats, tickets, checks), then the two interpreters: [`exact`] in plain
@@ -9,6 +9,7 @@
 //!
 //! Keys and values are kept as f16 by the fast interpreter (half the memory and half the reading; the rounding, 2^-11 of
 //! each element, is an order of magnitude below that of int8 activations) and as f32 by the exact one.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod batch;
 mod cpu;

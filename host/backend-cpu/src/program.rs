@@ -23,7 +23,8 @@ impl Program {
     /// finite; [`BackendError::Unsupported`] for an operation or an order that this backend does not run.
     pub fn new(spec: &ModelSpec) -> Result<Self, BackendError> {
         let unsupported = |what: &str, fix: &str| BackendError::Unsupported { what: what.into(), fix: fix.into() };
-        let (Some(BlockOp::Embed { table }), Some(BlockOp::Head { norm, weight })) = (spec.ops.first(), spec.ops.last())
+        let (Some(BlockOp::Embed { table }), Some(BlockOp::Head { norm, weight })) =
+            (spec.ops.first(), spec.ops.last())
         else {
             return Err(unsupported("this list of operations", "it must begin with Embed and end with Head"));
         };

@@ -23,9 +23,7 @@ impl CpuBackend {
         let prompt_logprobs = std::mem::take(&mut out.logprobs);
         for (index, (run, drawn)) in self.runs.iter().zip(drawn).enumerate() {
             let (token_start, logprob_start) = (out.tokens.len() as u32, out.logprobs.len() as u32);
-            out.logprobs.extend_from_slice(
-                &prompt_logprobs[run.logprobs.start as usize..run.logprobs.end as usize],
-            );
+            out.logprobs.extend_from_slice(&prompt_logprobs[run.logprobs.start as usize..run.logprobs.end as usize]);
             let mut fault = None;
             let mut done = run.skipped;
             if run.logits.is_some()
@@ -79,9 +77,10 @@ impl CpuBackend {
                 return Err(invalid(format!("run {} has two masks", mask.run)));
             }
         }
-        let missing = self.runs.iter().enumerate().find(|(i, run)| {
-            run.masked && run.logits.is_some() && !masks.iter().any(|mask| mask.run as usize == *i)
-        });
+        let missing =
+            self.runs.iter().enumerate().find(|(i, run)| {
+                run.masked && run.logits.is_some() && !masks.iter().any(|mask| mask.run as usize == *i)
+            });
         match missing {
             Some((i, _)) => Err(invalid(format!("run {i} is masked, but no mask came"))),
             None => Ok(()),

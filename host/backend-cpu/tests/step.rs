@@ -153,24 +153,15 @@ fn a_sequence_resumes_where_it_was() {
     // Recompute on another seat, whose first page is the first sequence's (page 0) and holds 64 tokens.
     let backend = &mut driver.backend;
     let generated = &expected[..4];
-    let init =
-        SeatInit { sampling: &sampling, seed: 42, adapter: None, start: 64, prompt: &prompt, generated };
+    let init = SeatInit { sampling: &sampling, seed: 42, adapter: None, start: 64, prompt: &prompt, generated };
     backend.bind(Seat(1), &init).expect("a free seat");
     let tokens = [&prompt[64..], generated].concat();
     let (shared, own) = ([PageId(0)], [PageId(9)]);
-    let tables = [
-        Table::Append { seat: Seat(1), at: 0, pages: &shared },
-        Table::Append { seat: Seat(1), at: 1, pages: &own },
-    ];
+    let tables =
+        [Table::Append { seat: Seat(1), at: 0, pages: &shared }, Table::Append { seat: Seat(1), at: 1, pages: &own }];
     let rows = tokens.len() as u32;
-    let run = Run {
-        seat: Seat(1),
-        feed: Feed::Tokens(0..rows),
-        rows,
-        end_max: 64 + rows,
-        emit: Emit::Next,
-        masked: false,
-    };
+    let run =
+        Run { seat: Seat(1), feed: Feed::Tokens(0..rows), rows, end_max: 64 + rows, emit: Emit::Next, masked: false };
     let mut found = run_step(backend, &Step { tables: &tables, runs: &[run], tokens: &tokens }).tokens;
     for i in 1..4 {
         let end_max = 64 + rows + i;
@@ -204,10 +195,8 @@ fn prompts_are_scored_and_pooled() {
         }
         driver.bind(2, &sampling, 0, &prompt);
         driver.bind(3, &sampling, 0, &prompt);
-        let out = driver.step(&[
-            feed(2, &prompt, Emit::Pool { mean: false }),
-            feed(3, &prompt, Emit::Pool { mean: true }),
-        ]);
+        let out =
+            driver.step(&[feed(2, &prompt, Emit::Pool { mean: false }), feed(3, &prompt, Emit::Pool { mean: true })]);
         assert!(out.tokens.is_empty());
         let pooled = out.runs.iter().map(|run| &out.pooled[run.pooled.start as usize..run.pooled.end as usize]);
         let pooled: Vec<_> = pooled.collect();

@@ -185,7 +185,8 @@ impl Builder<'_> {
 
     fn head(&mut self, table: WeightId, vocab: usize) -> Result<WeightId, ModelError> {
         let name = self.tensors.name(Part::Head);
-        let tied = self.settings.tied_head.map_or_else(|| Ok(self.tensors.weight(&name)?.is_none()), Ok::<_, ModelError>)?;
+        let tied =
+            self.settings.tied_head.map_or_else(|| Ok(self.tensors.weight(&name)?.is_none()), Ok::<_, ModelError>)?;
         if tied {
             // A tied checkpoint may still hold the head as a copy; the settings say that the embedding counts.
             self.used.insert(name);

@@ -149,9 +149,7 @@ impl<'a> Metadata<'a> {
     pub fn string(&self, key: &str) -> Result<Option<&'a str>, GgufError> {
         match self.entries.get(key) {
             None => Ok(None),
-            Some(Entry::String(range)) => {
-                self.text(range.clone(), || format!("the value of `{key}`")).map(Some)
-            }
+            Some(Entry::String(range)) => self.text(range.clone(), || format!("the value of `{key}`")).map(Some),
             Some(other) => Err(other.wrong_type(key, "text")),
         }
     }

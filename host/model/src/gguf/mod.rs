@@ -6,6 +6,10 @@
 mod error;
 mod metadata;
 mod reader;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod writer;
 
 use std::collections::HashMap;
 use std::fs::File;

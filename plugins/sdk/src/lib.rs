@@ -25,7 +25,7 @@ pub use {
 };
 
 /// Reads the operator's settings; an unknown key or a wrong type is an error that names it.
-pub use settings::parse as parse_settings;
+pub use settings::{NoSettings, parse as parse_settings};
 
 /// This request is at fault: the client gets a 400 with `message`.
 pub fn reject(code: &str, message: impl Into<String>) -> PluginError {

@@ -11,6 +11,11 @@ pub fn parse<T: DeserializeOwned>(settings_json: &str) -> Result<T, PluginError>
     serde_json::from_str(text).map_err(|error| disable("invalid-settings", format!("settings: {error}")))
 }
 
+/// For a plugin that has none.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NoSettings {}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,6 @@
 //! First come, first served: the order of arrival alone decides.
 
-use tokenloom_sdk::PluginError;
+use tokenloom_sdk::{NoSettings, PluginError};
 use tokenloom_sdk::rank::Rank;
 use tokenloom_sdk::scheduler::Arrival;
 
@@ -12,10 +12,7 @@ impl Rank for Fcfs {
     type Key = ();
 
     fn configure(settings_json: &str) -> Result<Self, PluginError> {
-        #[derive(serde::Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct None {}
-        tokenloom_sdk::parse_settings::<None>(settings_json)?;
+        tokenloom_sdk::parse_settings::<NoSettings>(settings_json)?;
         Ok(Self)
     }
 

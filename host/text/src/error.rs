@@ -1,6 +1,6 @@
 //! What can go wrong between text and tokens, and whose fault it is.
 
-use contract::{PluginError, Severity, TokenId};
+use contract::{PluginError, Severity};
 
 /// Every variant names the part, the value and, where there is one, the limit or the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,8 +14,6 @@ pub enum TextError {
     UnsupportedDecoder { name: String, supported: String },
     #[error("tokenizer: text of {bytes} bytes could not be encoded: {reason}")]
     Encode { bytes: usize, reason: String },
-    #[error("tokenizer: token {token} is outside the vocabulary of {vocab_size} tokens")]
-    UnknownToken { token: TokenId, vocab_size: usize },
     /// The model has no chat template: chat endpoints cannot serve it.
     #[error("this model has no chat template; pass one with --chat-template, or use /v1/completions")]
     NoTemplate,
@@ -37,7 +35,6 @@ impl TextError {
     pub fn is_request_fault(&self) -> bool {
         match self {
             Self::NoTemplate | Self::BadRequest { .. } | Self::Template { .. } | Self::Encode { .. } => true,
-            Self::UnknownToken { .. } => true,
             Self::Stage { severity, .. } => *severity == Severity::RejectRequest,
             _ => false,
         }

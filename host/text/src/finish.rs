@@ -29,3 +29,25 @@ pub fn finish_reason(
     }
     if complete_calls > 0 && !matches!(choice, ToolChoice::Named(_)) { "tool_calls" } else { "stop" }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(end: EndOfStream, hit_stop_string: bool, complete_calls: u32, choice: ToolChoice, expected: &str) {
+        assert_eq!(finish_reason(end, hit_stop_string, complete_calls, &choice), expected);
+    }
+
+    /// Case api-03, and what must never be called `tool_calls` (api-04).
+    #[test]
+    fn the_matrix() {
+        let stop = EndOfStream::StopToken(2);
+        check(stop, false, 1, ToolChoice::Auto, "tool_calls");
+        check(stop, false, 1, ToolChoice::Required, "tool_calls");
+        check(stop, false, 1, ToolChoice::Named("f".into()), "stop");
+        check(stop, false, 0, ToolChoice::Required, "stop");
+        check(EndOfStream::Length, false, 1, ToolChoice::Auto, "length");
+        check(EndOfStream::Length, true, 0, ToolChoice::Auto, "stop");
+        check(EndOfStream::Cancelled, true, 1, ToolChoice::Auto, "tool_calls");
+    }
+}

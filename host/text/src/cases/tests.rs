@@ -97,10 +97,7 @@ fn a_good_case_passes() {
     check_passes(tool_case("", Value::Null));
     check_passes(tool_case("/expected/why", json!("remarks are not verified")));
     check_passes(tool_case("/expected/arguments_raw", json!(["{\"b\": 1, \"a\": 2}"])));
-    check_passes(tool_case(
-        "/expected/tool_calls",
-        json!([{"arguments_raw_prefix_of": "{\"b\": 1, \"a\": 2}, more"}]),
-    ));
+    check_passes(tool_case("/expected/tool_calls", json!([{"arguments_raw_prefix_of": "{\"b\": 1, \"a\": 2}, more"}])));
 }
 
 /// Every wrong expectation is noticed.

@@ -15,12 +15,17 @@ use crate::run::{Engine, Fault};
 pub(crate) struct Flight {
     pub ticket: Ticket,
     pub launched: Instant,
-    /// The plan's run behind each run of the backend.
-    planned: Vec<usize>,
-    /// Runs whose sampled row waits for a mask: the backend's run, and the request.
-    masked: Vec<(u32, usize)>,
+    runs: FlightRuns,
     pub measured: Measured,
     pub decode_only: bool,
+}
+
+#[derive(Default)]
+struct FlightRuns {
+    /// The plan's run behind each run of the backend.
+    planned: Vec<usize>,
+    /// Runs whose sampled row waits for a mask: the backend's run, and the plan's.
+    masked: Vec<(u32, usize)>,
 }
 
 /// Memory that is kept between steps.
@@ -28,7 +33,7 @@ pub(crate) struct Flight {
 pub(crate) struct Scratch {
     released: Vec<Seat>,
     runs: Vec<Run>,
-    spare: Vec<(Vec<usize>, Vec<(u32, usize)>)>,
+    spare: Vec<FlightRuns>,
     masks: Vec<u32>,
     refused: Vec<(Slot, Seat, GenerationError)>,
 }
@@ -41,9 +46,9 @@ impl Engine {
             return Ok(false);
         }
         self.bind()?;
-        let (mut planned, mut masked) = self.scratch.spare.pop().unwrap_or_default();
-        planned.clear();
-        masked.clear();
+        let mut runs = self.scratch.spare.pop().unwrap_or_default();
+        runs.planned.clear();
+        runs.masked.clear();
         let mut measured = Measured::default();
         self.scratch.runs.clear();
         let plan = self.scheduler.current();
@@ -57,9 +62,9 @@ impl Engine {
                     constraint.is_active() || !self.flights.is_empty()
                 });
             if waits_for_mask {
-                masked.push((planned.len() as u32, index));
+                runs.masked.push((runs.planned.len() as u32, index));
             }
-            planned.push(index);
+            runs.planned.push(index);
             measured.rows += run.rows;
             measured.context += f64::from(run.rows) * (f64::from(run.end) - f64::from(run.rows - 1) / 2.0);
             self.scratch.runs.push(Run {
@@ -86,9 +91,9 @@ impl Engine {
         let launched = Instant::now();
         let step = Step { tables: &tables, runs: &self.scratch.runs, tokens: &plan.tokens };
         // A step whose only requests were refused by the backend still has its place in the order of steps.
-        let ticket = if planned.is_empty() { None } else { Some(self.backend.forward(&step)?) };
+        let ticket = if runs.planned.is_empty() { None } else { Some(self.backend.forward(&step)?) };
         let ticket = ticket.unwrap_or(EMPTY_STEP);
-        self.flights.push_back(Flight { ticket, launched, planned, masked, measured, decode_only });
+        self.flights.push_back(Flight { ticket, launched, runs, measured, decode_only });
         Ok(true)
     }
 
@@ -140,14 +145,14 @@ impl Engine {
     /// Queues sampling of the newest step, with the masks of constrained requests.
     pub(crate) fn sample(&mut self) -> Result<(), Fault> {
         let Some(flight) = self.flights.back() else { return Ok(()) };
-        if flight.planned.is_empty() {
+        if flight.runs.planned.is_empty() {
             return Ok(());
         }
         let words = self.caps.mask_words as usize;
         self.scratch.masks.clear();
-        self.scratch.masks.resize(words * flight.masked.len(), u32::MAX);
+        self.scratch.masks.resize(words * flight.runs.masked.len(), u32::MAX);
         let mut failed = Vec::new();
-        for (bits, &(_, index)) in self.scratch.masks.chunks_exact_mut(words.max(1)).zip(&flight.masked) {
+        for (bits, &(_, index)) in self.scratch.masks.chunks_exact_mut(words.max(1)).zip(&flight.runs.masked) {
             // A request that ended meanwhile, or whose grammar sleeps, samples freely.
             let slot = self.scheduler.newest_slot(index);
             let Some((slot, live)) = slot.and_then(|slot| Some((slot, self.lives.get_mut(slot)?))) else { continue };
@@ -161,7 +166,7 @@ impl Engine {
         }
         let bits = self.scratch.masks.chunks_exact(words.max(1));
         let masks: Vec<Mask<'_>> =
-            flight.masked.iter().zip(bits).map(|(&(run, _), bits)| Mask { run, row: 0, bits }).collect();
+            flight.runs.masked.iter().zip(bits).map(|(&(run, _), bits)| Mask { run, row: 0, bits }).collect();
         self.backend.sample(flight.ticket, &masks)?;
         for (slot, error) in failed {
             self.fail(slot, GenerationError::Aborted(error.to_string()));
@@ -172,22 +177,21 @@ impl Engine {
     /// Waits for the oldest step, commits it and sends its tokens.
     pub(crate) fn collect(&mut self) -> Result<(), Fault> {
         let Some(flight) = self.flights.pop_front() else { return Ok(()) };
-        if !flight.planned.is_empty() {
+        if !flight.runs.planned.is_empty() {
             let out = self.backend.collect(flight.ticket, true)?;
             let out = out.ok_or_else(|| Fault("the backend was asked to wait and gave no result".into()))?;
-            if out.runs.len() != flight.planned.len() {
-                let (got, wanted) = (out.runs.len(), flight.planned.len());
+            if out.runs.len() != flight.runs.planned.len() {
+                let (got, wanted) = (out.runs.len(), flight.runs.planned.len());
                 return Err(Fault(format!("the backend answered {got} runs of a step of {wanted}")));
             }
             let now = Instant::now();
-            for (at, &run) in flight.planned.iter().enumerate() {
+            for (at, &run) in flight.runs.planned.iter().enumerate() {
                 self.take_run(run, &out, at, now)?;
             }
             self.measured(&flight, &out);
         }
         self.scheduler.commit_done();
-        let Flight { planned, masked, .. } = flight;
-        self.scratch.spare.push((planned, masked));
+        self.scratch.spare.push(flight.runs);
         Ok(())
     }
 

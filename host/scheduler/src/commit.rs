@@ -44,13 +44,7 @@ impl Scheduler {
         self.in_flight.front().map_or(0, |launched| launched.runs.len())
     }
 
-    /// The request of a run of the oldest step, if it is still alive.
-    pub fn oldest_slot(&self, run: usize) -> Option<Slot> {
-        let launched = self.launched_run(run)?;
-        self.get(launched.slot).is_some_and(|entry| entry.seq == launched.seq).then_some(launched.slot)
-    }
-
-    /// The same for the newest step.
+    /// The request of a run of the newest step, if it is still alive.
     pub fn newest_slot(&self, run: usize) -> Option<Slot> {
         let launched = self.in_flight.back()?.runs.get(run)?;
         self.get(launched.slot).is_some_and(|entry| entry.seq == launched.seq).then_some(launched.slot)
@@ -59,8 +53,8 @@ impl Scheduler {
     /// Takes the result of one run of the oldest step; `None` when its request is gone.
     pub fn commit_run(&mut self, run: usize, result: &RunResult<'_>) -> Option<Committed> {
         let launched = self.launched_run(run)?;
-        let slot = self.oldest_slot(run)?;
-        let entry = self.entry_mut(slot);
+        let slot = launched.slot;
+        let entry = self.entries[slot.0 as usize].as_deref_mut().filter(|entry| entry.seq == launched.seq)?;
         let mut taken = 0;
         if launched.emits {
             entry.pending -= 1;
@@ -68,17 +62,17 @@ impl Scheduler {
             taken = result.tokens.len().min(room);
             entry.generated.extend_from_slice(&result.tokens[..taken]);
         }
-        let on_seat = entry.is_running() && entry.binding == launched.binding;
-        if on_seat {
-            entry.committed = result.end.min(launched.end);
-            self.name_pages(slot);
-        }
-        let entry = self.entry(slot);
         let ending = match result.tokens[..taken].last() {
             Some(&token) if result.done && taken == result.tokens.len() => Some(Ending::Stop(token)),
             Some(_) if entry.emitted() >= entry.new_tokens_max => Some(Ending::Length),
             _ => None,
         };
+        if entry.is_running() && entry.binding == launched.binding {
+            entry.committed = result.end.min(launched.end);
+            if entry.committed >= (entry.named_pages + 1) * PAGE_TOKENS {
+                self.name_pages(slot);
+            }
+        }
         let missing = launched.emits && taken == 0;
         let ended = ending.and_then(|ending| Some((ending, self.remove(slot)?)));
         Some(Committed { slot, tokens: taken, missing, ended })

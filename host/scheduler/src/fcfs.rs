@@ -11,7 +11,7 @@ use crate::queue::Scheduler;
 /// behind forty long ones still gets its page.
 pub(crate) fn decide(scheduler: &Scheduler, rows: u32, grants: &mut Vec<Grant>) {
     grants.clear();
-    let running = scheduler.running.iter().copied().filter(|&slot| {
+    let running = scheduler.scratch.prefills.iter().copied().filter(|&slot| {
         let entry = scheduler.entry(slot);
         entry.can_prefill() && entry.planned_at != scheduler.steps
     });

@@ -118,9 +118,22 @@ pub(crate) struct Launched {
 /// Memory that is kept between steps.
 #[derive(Default)]
 pub(crate) struct PlanScratch {
+    /// Running requests that decode in this step, and those with tokens to compute before they can.
+    pub decodes: Vec<Slot>,
+    pub prefills: Vec<Slot>,
     pub order: Vec<Slot>,
     pub grants: Vec<Grant>,
     pub seen: Vec<bool>,
+}
+
+/// What one look at the running requests tells.
+#[derive(Default)]
+pub(crate) struct Survey {
+    pub decoding: u32,
+    /// Pages that the decoding rows of this step lack.
+    pub missing: u32,
+    /// See [`crate::preempt`].
+    pub elder: Option<Slot>,
 }
 
 /// What is left for prompts while a step is planned.
@@ -144,11 +157,15 @@ impl Scheduler {
         self.plan.clear();
         self.steps += 1;
         self.seats.cool(self.committed);
-        let budget = self.step_budget(tick);
         if let Advice::Policy(decision) = advice {
             self.follow(decision, tick);
         }
-        self.free_pages_for_decodes();
+        let mut launched = self.spare.pop().unwrap_or_default();
+        launched.runs.clear();
+        self.launching = launched;
+        let survey = self.survey();
+        let budget = self.step_budget(tick, survey.decoding);
+        self.free_pages_for_decodes(survey);
         self.plan_decodes(tick);
         let mut room = Room {
             rows: budget.saturating_sub(self.plan.rows),
@@ -212,28 +229,51 @@ impl Scheduler {
         }
     }
 
+    /// Sorts the running requests into those that decode and those that prefill; the only pass over all of them before
+    /// runs are planned.
+    fn survey(&mut self) -> Survey {
+        let mut survey = Survey::default();
+        let PlanScratch { decodes, prefills, .. } = &mut self.scratch;
+        decodes.clear();
+        prefills.clear();
+        for &slot in &self.running {
+            let entry = self.entries[slot.0 as usize].as_deref().expect("a running slot has an entry");
+            let decoding = entry.is_decoding();
+            survey.decoding += u32::from(decoding);
+            if entry.parked {
+                continue;
+            }
+            survey.elder = survey.elder.or(Some(slot));
+            if !decoding {
+                prefills.push(slot);
+            } else if !entry.is_exhausted() && entry.held_at != self.steps {
+                decodes.push(slot);
+                survey.missing += entry.pages_missing(1);
+            }
+        }
+        survey
+    }
+
     fn plan_decodes(&mut self, tick: &Tick) {
-        let step = self.steps;
-        let mut order = std::mem::take(&mut self.scratch.order);
-        order.clear();
-        order.extend(self.running.iter().filter(|&&slot| {
-            let entry = self.entry(slot);
-            entry.can_decode() && entry.held_at != step
-        }));
+        let mut decodes = std::mem::take(&mut self.scratch.decodes);
         // More of them than rows: those that ran least recently go first.
         let rows_max = self.config.max_rows as usize;
-        if order.len() > rows_max {
-            order.sort_by_key(|&slot| (self.entry(slot).planned_at, self.entry(slot).seq));
-            order.truncate(rows_max);
+        if decodes.len() > rows_max {
+            decodes.sort_by_key(|&slot| (self.entry(slot).planned_at, self.entry(slot).seq));
+            decodes.truncate(rows_max);
         }
-        for &slot in &order {
-            // Without a page it waits for the next step; only a parked owner can cause that.
-            if self.entry(slot).pages_missing(1) <= self.pool.available() {
+        let mut available = self.pool.available();
+        for &slot in &decodes {
+            let entry = self.entry(slot);
+            // Preempted just now for the others, or without a page until a parked owner gives one up.
+            let missing = entry.pages_missing(1);
+            if entry.is_running() && missing <= available {
+                available -= missing;
                 self.push_run(slot, 1, tick.now_us);
             }
         }
         self.plan.decode_rows = self.plan.rows;
-        self.scratch.order = order;
+        self.scratch.decodes = decodes;
     }
 
     /// Gives a chunk to requests that waited beyond the bound, before anyone else gets one.
@@ -245,7 +285,8 @@ impl Scheduler {
         };
         let mut order = std::mem::take(&mut self.scratch.order);
         order.clear();
-        order.extend(self.running.iter().copied().filter(|&slot| starved(self, slot)));
+        let prefills = self.scratch.prefills.iter().copied();
+        order.extend(prefills.filter(|&slot| self.entry(slot).is_running() && starved(self, slot)));
         let waiting = self.waiting.values().take(STARVED_SCAN_MAX).copied();
         order.extend(waiting.filter(|&slot| starved(self, slot)).take(1));
         for &slot in &order {
@@ -298,8 +339,8 @@ impl Scheduler {
 
     /// Generated tokens that must be computed again look like decoding to a policy, so no grant may come for them.
     fn plan_recompute(&mut self, room: &mut Room) {
-        for index in 0..self.running.len() {
-            let slot = self.running[index];
+        for index in 0..self.scratch.prefills.len() {
+            let slot = self.scratch.prefills[index];
             let entry = self.entry(slot);
             let forgotten = entry.computed >= entry.prompt_len() && entry.can_prefill();
             if forgotten && entry.planned_at != self.steps {
@@ -375,26 +416,18 @@ impl Scheduler {
         entry.sampled |= emits;
         entry.planned_at = step;
         entry.progress_us = now_us;
+        let (seq, binding) = (entry.seq, entry.binding);
+        self.launching.runs.push(LaunchedRun { slot, seq, binding, end, emits });
         self.plan.rows += rows;
         self.plan.runs.push(PlannedRun { slot, seat, feed, rows, end, emits });
     }
 
-    /// Notes the runs for [`Scheduler::commit_run`]; a plan without runs is not launched.
+    /// Keeps the runs for [`Scheduler::commit_run`]; a plan without runs is not launched.
     fn launch(&mut self) {
-        if self.plan.runs.is_empty() {
+        let launched = std::mem::take(&mut self.launching);
+        if launched.runs.is_empty() {
+            self.spare.push(launched);
             return;
-        }
-        let mut launched = self.spare.pop().unwrap_or_default();
-        launched.runs.clear();
-        for run in &self.plan.runs {
-            let entry = self.entries[run.slot.0 as usize].as_deref().expect("a planned slot has an entry");
-            launched.runs.push(LaunchedRun {
-                slot: run.slot,
-                seq: entry.seq,
-                binding: entry.binding,
-                end: run.end,
-                emits: run.emits,
-            });
         }
         self.in_flight.push_back(launched);
         self.launched += 1;

@@ -69,9 +69,7 @@ impl PolicyView {
 impl Scheduler {
     /// What changed since the last call, for the policy's next decision.
     pub fn delta(&mut self, tick: &Tick) -> &Delta {
-        let limits = self.limits(tick);
         let mut delta = std::mem::take(&mut self.view.delta);
-        delta.limits = limits;
         delta.tenants.clear();
         self.tenants.take_news(&mut delta.tenants);
         delta.finished.clear();
@@ -91,9 +89,11 @@ impl Scheduler {
                 self.list_progress(slot, &mut delta.progress);
             }
         }
+        let mut decoding = 0;
         for index in 0..self.running.len() {
-            self.list_progress(self.running[index], &mut delta.progress);
+            decoding += u32::from(self.list_progress(self.running[index], &mut delta.progress));
         }
+        delta.limits = self.limits(tick, decoding);
         // The lists keep their memory.
         self.view.preempted = preempted;
         self.view.preempted.clear();
@@ -120,30 +120,34 @@ impl Scheduler {
         }
     }
 
-    /// Lists a slot unless the policy's own count is right: plus one for a decoding slot that was not held.
-    fn list_progress(&mut self, slot: Slot, progress: &mut Vec<Progress>) {
+    /// Lists a slot unless the policy's own count is right: plus one for a decoding slot that was not held. Answers
+    /// whether the slot decodes.
+    fn list_progress(&mut self, slot: Slot, progress: &mut Vec<Progress>) -> bool {
         let step = self.steps;
         let entry = self.entry_mut(slot);
+        let decoding = entry.is_decoding();
         if !entry.reported {
-            return;
+            return decoding;
         }
         let step_tokens = u32::from(entry.seen_decoding && entry.hold_asked_at != step);
         let seen = entry.seen;
         let expected = Progress { slot, computed: seen.computed + step_tokens, emitted: seen.emitted + step_tokens };
         let actual = entry.progress();
         // Generated tokens that are computed again look like decoding to a policy that only knows the prompt.
-        let recomputing = entry.computed >= entry.prompt_len() && !entry.is_decoding() && entry.is_running();
+        let recomputing = entry.computed >= entry.prompt_len() && !decoding && entry.is_running();
         if actual != expected || recomputing {
             progress.push(actual);
         }
         entry.seen = actual;
-        entry.seen_decoding = entry.is_decoding();
+        entry.seen_decoding = decoding;
+        decoding
     }
 
     /// Everything, for a policy that starts or starts again; deltas count from here.
     pub fn snapshot(&mut self, tick: &Tick) -> Snapshot {
         self.restart_view(true);
-        let limits = self.limits(tick);
+        let decoding = self.running.iter().filter(|&&slot| self.entry(slot).is_decoding()).count() as u32;
+        let limits = self.limits(tick, decoding);
         let tenants = self.tenants.all();
         let slots: Vec<Slot> = self.waiting.values().chain(&self.running).copied().collect();
         let slots = slots.into_iter().map(|slot| self.introduce(slot)).collect();
@@ -178,11 +182,11 @@ impl Scheduler {
         self.free_slots_extend(free);
     }
 
-    fn limits(&self, tick: &Tick) -> Limits {
+    fn limits(&self, tick: &Tick, decoding: u32) -> Limits {
         Limits {
             step: self.steps + 1,
             now_us: tick.now_us,
-            token_budget: self.step_budget(tick),
+            token_budget: self.step_budget(tick, decoding),
             free_seats: self.seats.free_count(),
             free_pages: self.pool.available(),
             page_tokens: PAGE_TOKENS,

@@ -7,34 +7,25 @@
 use contract::Slot;
 
 use crate::limits::PREEMPTIONS_MAX;
+use crate::plan::Survey;
 use crate::queue::Scheduler;
 use crate::request::Entry;
 
 impl Scheduler {
     /// Preempts until the decoding rows of this step, and a page for the elder's prompt, fit the pool.
-    pub(crate) fn free_pages_for_decodes(&mut self) {
-        let elder = self.elder();
-        let mut missing: u32 = self.running.iter().map(|&slot| self.pages_wanted(slot, elder)).sum();
+    pub(crate) fn free_pages_for_decodes(&mut self, survey: Survey) {
+        let Survey { mut missing, elder, .. } = survey;
+        if let Some(elder) = elder.map(|slot| self.entry(slot)).filter(|elder| !elder.is_decoding()) {
+            missing += elder.pages_missing(elder.need().min(contract::PAGE_TOKENS.max(self.config.resume_align)));
+        }
         while missing > self.pool.available() {
             let Some(victim) = self.victim(elder) else { return };
-            missing -= self.pages_wanted(victim, elder);
+            let entry = self.entry(victim);
+            if entry.can_decode() && entry.held_at != self.steps {
+                missing -= entry.pages_missing(1);
+            }
             self.preempt(victim);
         }
-    }
-
-    fn pages_wanted(&self, slot: Slot, elder: Option<Slot>) -> u32 {
-        let entry = self.entry(slot);
-        if entry.can_decode() && entry.held_at != self.steps {
-            entry.pages_missing(1)
-        } else if Some(slot) == elder && entry.can_prefill() {
-            entry.pages_missing(entry.need().min(contract::PAGE_TOKENS.max(self.config.resume_align)))
-        } else {
-            0
-        }
-    }
-
-    fn elder(&self) -> Option<Slot> {
-        self.running.iter().copied().find(|&slot| !self.entry(slot).parked)
     }
 
     /// The policy's order first, then requests whose clients do not read, then the youngest.

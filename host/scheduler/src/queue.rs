@@ -33,6 +33,7 @@ pub struct Scheduler {
     pub(crate) victims: Vec<(Slot, u64)>,
     pub(crate) plan: StepPlan,
     pub(crate) scratch: PlanScratch,
+    pub(crate) launching: Launched,
     pub(crate) in_flight: VecDeque<Launched>,
     pub(crate) spare: Vec<Launched>,
     /// Steps planned, launched and committed so far.
@@ -58,6 +59,7 @@ impl Scheduler {
             victims: Vec::new(),
             plan: StepPlan::default(),
             scratch: PlanScratch::default(),
+            launching: Launched::default(),
             in_flight: VecDeque::new(),
             spare: Vec::new(),
             steps: 0,
@@ -178,8 +180,7 @@ impl Scheduler {
     }
 
     /// Rows of the next step for this tick: never so few that prefill stands still beside many decoding requests.
-    pub(crate) fn step_budget(&self, tick: &Tick) -> u32 {
-        let decoding = self.running.iter().filter(|&&slot| self.entry(slot).is_decoding()).count() as u32;
+    pub(crate) fn step_budget(&self, tick: &Tick, decoding: u32) -> u32 {
         let least = decoding.saturating_add(contract::PAGE_TOKENS).max(self.config.resume_align);
         tick.token_budget.max(least).min(self.config.max_rows)
     }

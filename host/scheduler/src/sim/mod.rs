@@ -126,10 +126,6 @@ impl Sim {
         slots
     }
 
-    pub fn text(&self, slot: Slot) -> &[TokenId] {
-        self.live.get(&slot).map_or(&[], |wanted| &wanted.got)
-    }
-
     /// One step; `decide` is asked as a policy unless it fails. Answers the requests that ended.
     pub fn step(&mut self, policy: &mut Hostile, rng: &mut Rng) -> Vec<Slot> {
         self.steps += 1;

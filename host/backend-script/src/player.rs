@@ -15,8 +15,6 @@ use crate::seat::{Said, Walk};
 
 /// A script keeps nothing per token, so its pool is only a number: four full contexts let prompts share and compete.
 const POOL_CONTEXTS: u32 = 4;
-/// While every sequence of a step hangs the step takes this long, so that the engine does not spin.
-const HANG_STEP: Duration = Duration::from_millis(20);
 
 /// One bound sequence. It outlives its seat until the last ticket that ran it is collected.
 struct Sequence {
@@ -207,7 +205,8 @@ impl ScriptBackend {
                         sequence.done = done;
                         entry.done = done;
                     }
-                    Said::Nothing => {}
+                    // Not done: it would hang in every further step.
+                    Said::Nothing => entry.fault = Some(SeatFault::Hang),
                     Said::Fault(fault) => {
                         sequence.done = true;
                         entry.done = fault != SeatFault::Length;
@@ -223,13 +222,7 @@ impl ScriptBackend {
     fn duration(&self, runs: &[(u64, Run)]) -> Duration {
         let emitting = runs.iter().filter(|(_, run)| run.emit != Emit::Nothing);
         let speakers = emitting.filter_map(|(key, _)| self.sequences.get(key)).filter(|s| !s.done);
-        let (mut longest, mut all_hang, mut any) = (Duration::ZERO, true, false);
-        for sequence in speakers {
-            any = true;
-            all_hang &= sequence.walk.hangs();
-            longest = longest.max(sequence.walk.play().delay);
-        }
-        if any && all_hang { longest.max(HANG_STEP) } else { longest }
+        speakers.map(|sequence| sequence.walk.play().delay).max().unwrap_or_default()
     }
 
     /// Forgets sequences that have no seat and no open ticket.
@@ -363,3 +356,6 @@ fn invalid(reason: impl Into<String>) -> BackendError {
 fn empty(at: usize) -> std::ops::Range<u32> {
     at as u32..at as u32
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,378 @@
+//! What was asked: flags laid over the config file, checked, with every name resolved.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use api::ReasoningField;
+use serde_json::{Map, Value};
+
+use crate::cli::ServeArgs;
+use crate::config::{ConfigFile, EngineTable, ModelTable, PluginTable, SamplingTable, ServerTable};
+use crate::source::Source;
+
+/// Only this machine can reach the server unless the operator says otherwise.
+const HOST_DEFAULT: &str = "127.0.0.1";
+const PORT_DEFAULT: u16 = 8000;
+/// The engine of a command line without a config file.
+const ENGINE_DEFAULT: &str = "main";
+/// Running answers get this long to end after a signal.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
+
+/// Everything `serve` needs.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub server: ServerSettings,
+    pub engines: Vec<EngineSettings>,
+    pub models: Vec<ModelSettings>,
+    /// By the plugin's name: a bundled name, or the stem of a file's name.
+    pub plugins: BTreeMap<String, PluginTable>,
+    /// Settings that will have no effect, one sentence each.
+    pub warnings: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ServerSettings {
+    pub address: SocketAddr,
+    pub keys_file: Option<PathBuf>,
+    pub require_digest: bool,
+    pub plugin_cache: Option<PathBuf>,
+    pub component_mib_max: Option<u32>,
+    pub strict_fields: bool,
+    pub body_mib_max: Option<u32>,
+    pub sequences_max: Option<u32>,
+    /// `None`: the API's default; empty: no origin.
+    pub cors_origin: Option<String>,
+    pub shutdown_grace: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct EngineSettings {
+    pub name: String,
+    pub source: Source,
+    pub scheduler: Option<String>,
+    pub scheduler_settings: Map<String, Value>,
+    pub max_model_len: Option<u32>,
+    pub max_num_seqs: Option<u16>,
+    pub max_num_batched_tokens: Option<u32>,
+    pub kv_cache_tokens: Option<u32>,
+    pub max_num_queued_reqs: Option<u32>,
+    pub threads: Option<u32>,
+    pub tokenizer: Option<PathBuf>,
+    pub prefix_caching: bool,
+    pub step_target_ms: Option<u32>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ModelSettings {
+    pub name: String,
+    /// Index into [`Settings::engines`].
+    pub engine: usize,
+    /// The chain of output stages.
+    pub output: Vec<String>,
+    pub chat_template: Option<String>,
+    pub template_kwargs: Map<String, Value>,
+    pub generation_config: GenerationConfig,
+    pub sampling: SamplingTable,
+    pub reasoning_field: ReasoningField,
+    pub max_model_len: Option<u32>,
+}
+
+/// Where sampling defaults come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GenerationConfig {
+    /// `generation_config.json` beside the model, when there is one.
+    Auto,
+    None,
+    File(PathBuf),
+}
+
+impl Settings {
+    /// Joins flags and config file. `config` is the path from the environment; the flag wins.
+    pub fn gather(args: &ServeArgs, config: Option<&Path>) -> anyhow::Result<Self> {
+        let mut file = match args.config.as_deref().or(config) {
+            Some(path) => ConfigFile::read(path)?,
+            None => ConfigFile::default(),
+        };
+        lay_engine_flags(args, &mut file)?;
+        let mut warnings = Vec::new();
+        let server = read_server(&args.server, &file.server)?;
+        let engines = file.engine.iter().map(|(name, table)| read_engine(name, table, &mut warnings));
+        let engines = engines.collect::<anyhow::Result<Vec<_>>>()?;
+        lay_model_flags(args, &mut file, &engines)?;
+        let models = file.model.iter().map(|table| read_model(table, &engines));
+        let models = models.collect::<anyhow::Result<Vec<_>>>()?;
+        let mut settings = Self { server, engines, models, plugins: file.plugin, warnings };
+        settings.warn_about_unused();
+        Ok(settings)
+    }
+
+    fn warn_about_unused(&mut self) {
+        for (i, engine) in self.engines.iter().enumerate() {
+            if self.models.iter().all(|model| model.engine != i) {
+                self.warnings.push(format!("engine `{}` is loaded, but no [[model]] uses it", engine.name));
+            }
+            if engine.scheduler.is_none() && !engine.scheduler_settings.is_empty() {
+                let name = &engine.name;
+                self.warnings.push(format!("engine `{name}`: scheduler_settings have no effect without a scheduler"));
+            }
+        }
+        let used = self.plugin_words().map(plugin_name).collect::<BTreeSet<_>>();
+        for name in self.plugins.keys().filter(|name| !used.contains(*name)) {
+            self.warnings.push(format!("[plugin.{name}] has no effect: no engine or model uses a plugin of that name"));
+        }
+    }
+
+    /// Every plugin that is named, as it is named.
+    fn plugin_words(&self) -> impl Iterator<Item = &str> {
+        let schedulers = self.engines.iter().filter_map(|engine| engine.scheduler.as_deref());
+        let stages = self.models.iter().flat_map(|model| model.output.iter().map(String::as_str));
+        let templates = self.models.iter().filter_map(|model| model.chat_template.as_deref());
+        // Templates without a plugin of their own run in this one.
+        schedulers.chain(stages).chain(templates).chain([crate::wire::TEMPLATE_PLUGIN])
+    }
+}
+
+/// The name of a plugin in `[plugin.NAME]`: itself, or the stem of its file.
+pub fn plugin_name(word: &str) -> String {
+    match word.strip_suffix(".wasm") {
+        Some(path) => Path::new(path).file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+        None => word.to_string(),
+    }
+}
+
+/// Flags of an engine go to the only engine there is, or make one.
+fn lay_engine_flags(args: &ServeArgs, file: &mut ConfigFile) -> anyhow::Result<()> {
+    let source = args.model.clone().or_else(|| args.source.clone());
+    let mut flags = args.engine.clone();
+    flags.source = source;
+    if args.no_enable_prefix_caching {
+        flags.enable_prefix_caching = Some(false);
+    }
+    if flags == EngineTable::default() {
+        ensure!(
+            !file.engine.is_empty(),
+            "no model to serve: give one, as in `tokenloom serve MODEL`, or --config FILE"
+        );
+        return Ok(());
+    }
+    if file.engine.is_empty() {
+        file.engine.insert(ENGINE_DEFAULT.into(), EngineTable::default());
+    }
+    let names = file.engine.keys().cloned().collect::<Vec<_>>().join("`, `");
+    let mut engines = file.engine.values_mut();
+    let (Some(engine), None) = (engines.next(), engines.next()) else {
+        bail!("engine flags are not clear with several engines (`{names}`): put them into their [engine.NAME] tables");
+    };
+    macro_rules! lay { ($($field:ident)*) => { $( if flags.$field.is_some() { engine.$field = flags.$field; } )* } }
+    lay!(source device scheduler max_model_len max_num_seqs max_num_batched_tokens kv_cache_tokens max_num_queued_reqs
+         threads gpu_memory_utilization kv_cache_dtype quantization load_format tokenizer enable_prefix_caching);
+    Ok(())
+}
+
+/// Flags of a model go to the only model there is, or make one.
+fn lay_model_flags(args: &ServeArgs, file: &mut ConfigFile, engines: &[EngineSettings]) -> anyhow::Result<()> {
+    let chain = chain_of(args);
+    let any = chain.is_some()
+        || args.chat_template.is_some()
+        || !args.served_model_name.is_empty()
+        || args.generation_config.is_some()
+        || args.reasoning_field.is_some();
+    if file.model.is_empty() {
+        let [engine] = engines else {
+            bail!("{} engines and no [[model]]: say which names clients use, and over which engine", engines.len());
+        };
+        let name = engine.source.default_name();
+        file.model.push(ModelTable { name, engine: Some(engine.name.clone()), ..Default::default() });
+    }
+    if !any {
+        return Ok(());
+    }
+    let [model] = file.model.as_mut_slice() else {
+        bail!("model flags are not clear with {} [[model]] tables: put them into their tables", file.model.len());
+    };
+    if let Some(chain) = chain {
+        model.output = Some(chain);
+    }
+    macro_rules! lay { ($($field:ident)*) => { $( if args.$field.is_some() { model.$field = args.$field.clone(); } )* } }
+    lay!(chat_template generation_config reasoning_field);
+    if let Some((first, others)) = args.served_model_name.split_first() {
+        model.name = first.clone();
+        let more = others.iter().map(|name| ModelTable { name: name.clone(), ..model.clone() }).collect::<Vec<_>>();
+        file.model.extend(more);
+    }
+    Ok(())
+}
+
+/// `--reasoning-parser X --tool-call-parser Y` is a chain of two; two equal names mean one stage.
+fn chain_of(args: &ServeArgs) -> Option<Vec<String>> {
+    let mut chain = args.output_stage.clone();
+    chain.extend([&args.reasoning_parser, &args.tool_call_parser].into_iter().flatten().cloned());
+    chain.dedup();
+    (!chain.is_empty()).then_some(chain)
+}
+
+fn read_server(flags: &ServerTable, table: &ServerTable) -> anyhow::Result<ServerSettings> {
+    let host = flags.host.as_deref().or(table.host.as_deref()).unwrap_or(HOST_DEFAULT);
+    let port = flags.port.or(table.port).unwrap_or(PORT_DEFAULT);
+    let address = match host.parse::<IpAddr>() {
+        Ok(ip) => SocketAddr::new(ip, port),
+        Err(_) => {
+            let mut found = (host, port).to_socket_addrs().with_context(|| format!("--host `{host}`"))?;
+            found.next().with_context(|| format!("--host `{host}` has no address"))?
+        }
+    };
+    let plugin_cache = match &table.plugin_cache {
+        Some(path) if path.as_os_str().is_empty() => None,
+        Some(path) => Some(path.clone()),
+        None => crate::env::plugin_cache_default(),
+    };
+    check("server.component_mib_max", table.component_mib_max, 1, 64)?;
+    check("server.body_mib_max", table.body_mib_max, 1, 1024)?;
+    check("server.sequences_max", table.sequences_max, 1, 1_000_000)?;
+    check("server.shutdown_grace_s", table.shutdown_grace_s, 0, 3600)?;
+    Ok(ServerSettings {
+        address,
+        keys_file: flags.keys_file.clone().or_else(|| table.keys_file.clone()),
+        require_digest: table.require_digest.unwrap_or(false),
+        plugin_cache,
+        component_mib_max: table.component_mib_max,
+        strict_fields: table.strict_fields.unwrap_or(false),
+        body_mib_max: table.body_mib_max,
+        sequences_max: table.sequences_max,
+        cors_origin: table.cors_origin.clone(),
+        shutdown_grace: table.shutdown_grace_s.map_or(SHUTDOWN_GRACE, |s| Duration::from_secs(s.into())),
+    })
+}
+
+fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> anyhow::Result<EngineSettings> {
+    let read = || -> anyhow::Result<EngineSettings> {
+        let source =
+            table.source.as_deref().context("`source` is missing: a GGUF file, a folder or script:FILE.json")?;
+        check("max_model_len", table.max_model_len, 1, 1 << 30)?;
+        check("max_num_seqs", table.max_num_seqs.map(u32::from), 1, 4096)?;
+        check("max_num_batched_tokens", table.max_num_batched_tokens, 1, 65_536)?;
+        check("kv_cache_tokens", table.kv_cache_tokens, 1, 1 << 30)?;
+        check("max_num_queued_reqs", table.max_num_queued_reqs, 0, 1_000_000)?;
+        check("threads", table.threads, 1, 1024)?;
+        check("step_target_ms", table.step_target_ms, 1, 60_000)?;
+        let source = Source::parse(source)?;
+        check_device(table)?;
+        Ok(EngineSettings {
+            name: name.to_string(),
+            source,
+            scheduler: table.scheduler.clone(),
+            scheduler_settings: json_object(table.scheduler_settings.as_ref())?,
+            max_model_len: table.max_model_len,
+            max_num_seqs: table.max_num_seqs,
+            max_num_batched_tokens: table.max_num_batched_tokens,
+            kv_cache_tokens: table.kv_cache_tokens,
+            max_num_queued_reqs: table.max_num_queued_reqs,
+            threads: table.threads,
+            tokenizer: table.tokenizer.clone(),
+            prefix_caching: table.enable_prefix_caching.unwrap_or(true),
+            step_target_ms: table.step_target_ms,
+        })
+    };
+    let settings = read().with_context(|| format!("engine `{name}`"))?;
+    if table.gpu_memory_utilization.is_some() {
+        warnings.push(format!("engine `{name}`: gpu_memory_utilization has no effect on the CPU"));
+    }
+    if table.threads.is_some() && matches!(settings.source, Source::Script(_)) {
+        warnings.push(format!("engine `{name}`: threads have no effect on a scripted model"));
+    }
+    if table.tokenizer.is_some() && matches!(settings.source, Source::Script(_)) {
+        warnings.push(format!("engine `{name}`: tokenizer has no effect on a scripted model, which brings its own"));
+    }
+    Ok(settings)
+}
+
+/// What is asked of the device, against what this build can do.
+fn check_device(table: &EngineTable) -> anyhow::Result<()> {
+    match table.device.as_deref() {
+        None | Some("cpu") => {}
+        Some(device) if device == "cuda" || device.starts_with("cuda:") => {
+            bail!("device `{device}`: this build runs on the CPU only; use --device cpu")
+        }
+        Some(device) => bail!("device `{device}` is not one of cpu, cuda, cuda:N,M"),
+    }
+    match table.kv_cache_dtype.as_deref() {
+        None | Some("auto") => {}
+        Some(dtype) => bail!("kv_cache_dtype `{dtype}`: the CPU backend knows only `auto`"),
+    }
+    match table.load_format.as_deref() {
+        None | Some("auto") => {}
+        Some("dummy") => {
+            bail!("load_format `dummy` is not supported yet; use script:FILE.json for a model without weights")
+        }
+        Some(format) => bail!("load_format `{format}` is not one of auto, dummy"),
+    }
+    if let Some(quantization) = &table.quantization {
+        bail!("quantization `{quantization}`: weights run in the format of their file; use a quantised GGUF file");
+    }
+    if let Some(share) = table.gpu_memory_utilization {
+        ensure!(share > 0.0 && share <= 1.0, "gpu_memory_utilization {share} is not above 0 and at most 1");
+    }
+    Ok(())
+}
+
+fn read_model(table: &ModelTable, engines: &[EngineSettings]) -> anyhow::Result<ModelSettings> {
+    let read = || -> anyhow::Result<ModelSettings> {
+        ensure!(!table.name.is_empty(), "`name` is empty");
+        let engine = match &table.engine {
+            None if engines.len() == 1 => 0,
+            None => bail!("`engine` is missing, and there are {} engines", engines.len()),
+            Some(name) => engines.iter().position(|engine| engine.name == *name).with_context(|| {
+                let known = engines.iter().map(|engine| engine.name.as_str()).collect::<Vec<_>>().join("`, `");
+                format!("engine `{name}` is not configured; there are `{known}`")
+            })?,
+        };
+        check("max_model_len", table.max_model_len, 1, 1 << 30)?;
+        let reasoning_field = match table.reasoning_field.as_deref() {
+            None => ReasoningField::default(),
+            Some("reasoning") => ReasoningField::Reasoning,
+            Some("reasoning_content") => ReasoningField::ReasoningContent,
+            Some("both") => ReasoningField::Both,
+            Some(other) => bail!("reasoning_field `{other}` is not one of reasoning, reasoning_content, both"),
+        };
+        let mut output = table.output.clone().unwrap_or_default();
+        output.dedup();
+        Ok(ModelSettings {
+            name: table.name.clone(),
+            engine,
+            output,
+            chat_template: table.chat_template.clone(),
+            template_kwargs: json_object(table.template_kwargs.as_ref())?,
+            generation_config: match table.generation_config.as_deref() {
+                None | Some("auto") => GenerationConfig::Auto,
+                // `vllm` is vLLM's word for its own neutral defaults.
+                Some("none" | "vllm") => GenerationConfig::None,
+                Some(file) => GenerationConfig::File(file.into()),
+            },
+            sampling: table.sampling.clone().unwrap_or_default(),
+            reasoning_field,
+            max_model_len: table.max_model_len,
+        })
+    };
+    read().with_context(|| format!("model `{}`", table.name))
+}
+
+fn check(key: &str, value: Option<u32>, min: u32, max: u32) -> anyhow::Result<()> {
+    if let Some(value) = value {
+        ensure!((min..=max).contains(&value), "{key} is {value}; it must be in {min}..={max}");
+    }
+    Ok(())
+}
+
+fn json_object(table: Option<&toml::Table>) -> anyhow::Result<Map<String, Value>> {
+    let Some(table) = table else { return Ok(Map::new()) };
+    match serde_json::to_value(table)? {
+        Value::Object(object) => Ok(object),
+        _ => Ok(Map::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! One `[[model]]`: a name over an engine, with its template and its chain of output stages.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use api::{ModelOptions, PromptRule, ServedModel};
+use contract::template::ChatTemplate;
+use plugin_host::TemplateModel;
+use text::{TextModel, TextModelParts};
+
+use super::engines::{ModelFiles, WiredEngine};
+use super::plugins::{Plugins, read_template};
+use super::script::ScriptRule;
+use super::{TEMPLATE_PLUGIN, generation};
+use crate::settings::ModelSettings;
+
+/// A model that can be served, and what was decided about it.
+pub struct WiredModel {
+    pub served: ServedModel,
+    /// Which template, for people.
+    pub template: String,
+    /// Where the sampling defaults came from.
+    pub sampling_from: String,
+    pub warnings: Vec<String>,
+}
+
+pub fn open(settings: &ModelSettings, engine: &WiredEngine, plugins: &Plugins) -> anyhow::Result<WiredModel> {
+    let files = &engine.files;
+    let (template, template_text) = template(settings.chat_template.as_deref(), files, plugins)?;
+    let mut stages = Vec::with_capacity(settings.output.len());
+    for word in &settings.output {
+        stages.push(plugins.stage(word, &files.tokenizer).with_context(|| format!("output stage `{word}`"))?);
+    }
+    let mut warnings = Vec::new();
+    if template.is_none() {
+        warnings
+            .push("the model has no chat template: chat requests will be refused; give --chat-template".to_string());
+    }
+    let text = TextModel::new(TextModelParts { tokenizer: files.tokenizer.clone(), template, stages })?;
+    warnings.extend(text.warnings().iter().cloned());
+    let generation = generation::read(settings, files)?;
+    let options = ModelOptions {
+        max_model_len: settings.max_model_len,
+        sampling: generation.sampling,
+        end_tokens: generation.end_tokens,
+        reasoning_field: settings.reasoning_field,
+        template_kwargs: settings.template_kwargs.clone(),
+        prompt_rule: files.script.clone().map(|script| Arc::new(ScriptRule(script)) as Arc<dyn PromptRule>),
+    };
+    let served = ServedModel {
+        name: settings.name.clone(),
+        root: engine.source.clone(),
+        text: Arc::new(text),
+        engine: engine.handle.clone(),
+        options,
+    };
+    Ok(WiredModel { served, template: template_text, sampling_from: generation.from, warnings })
+}
+
+/// The template of a name: what the operator says, else the model's own source in the Jinja plugin.
+fn template(
+    asked: Option<&str>,
+    files: &ModelFiles,
+    plugins: &Plugins,
+) -> anyhow::Result<(Option<Arc<dyn ChatTemplate>>, String)> {
+    let model = |source: Option<String>| TemplateModel {
+        template_source: source,
+        special_tokens: files.special_tokens.clone(),
+    };
+    let (word, source, text) = match asked {
+        None => match &files.template {
+            None => return Ok((None, "none".into())),
+            Some(source) => (TEMPLATE_PLUGIN, Some(source.clone()), format!("the model's own, in `{TEMPLATE_PLUGIN}`")),
+        },
+        Some(file) if file.ends_with(".jinja") => {
+            let source = read_template(Path::new(file))?;
+            (TEMPLATE_PLUGIN, Some(source), format!("{file}, in `{TEMPLATE_PLUGIN}`"))
+        }
+        Some(word) => (word, files.template.clone(), format!("`{word}`")),
+    };
+    let loaded = plugins.template(word, &files.tokenizer, &model(source));
+    let loaded = loaded.with_context(|| format!("chat template {text}"))?;
+    Ok((Some(loaded), text))
+}

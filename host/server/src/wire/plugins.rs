@@ -1,0 +1,208 @@
+//! Plugins as the operator names them: sources, grants, settings, digests.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use contract::output::OutputStage;
+use contract::policy::SchedulePolicy;
+use contract::template::ChatTemplate;
+use plugin_host::{
+    COMPONENT_BYTES_DEFAULT, Capability, Catalogue, Grants, HostConfig, Manifest, PluginHost, PluginSource,
+    PluginState, PluginStatus, PluginTokenizer, TemplateModel,
+};
+use prometheus_client::registry::Registry;
+use serde_json::{Map, Value, json};
+use text::Tokenizer;
+
+use crate::config;
+use crate::report::PluginLine;
+use crate::settings::{Settings, plugin_name};
+
+/// The plugin host, with what the operator says about each plugin.
+pub struct Plugins {
+    host: PluginHost,
+    tables: BTreeMap<String, config::PluginTable>,
+}
+
+/// What one load is made of.
+struct Order {
+    source: PluginSource,
+    grants: Grants,
+    settings: Option<String>,
+}
+
+impl Plugins {
+    pub fn new(settings: &Settings, registry: &mut Registry) -> anyhow::Result<Self> {
+        let server = &settings.server;
+        let config = HostConfig {
+            cache_dir: server.plugin_cache.clone(),
+            require_digest: server.require_digest,
+            component_bytes_max: server.component_mib_max.map_or(COMPONENT_BYTES_DEFAULT, |mib| u64::from(mib) << 20),
+            ..HostConfig::default()
+        };
+        Ok(Self { host: PluginHost::new(config, registry)?, tables: settings.plugins.clone() })
+    }
+
+    pub fn stage(&self, word: &str, tokenizer: &Tokenizer) -> anyhow::Result<Arc<dyn OutputStage>> {
+        let order = self.order(word, Some(tokenizer), &Map::new())?;
+        Ok(self.host.load_stage(&order.source, &order.grants, order.settings.as_deref())?)
+    }
+
+    pub fn template(
+        &self,
+        word: &str,
+        tokenizer: &Tokenizer,
+        model: &TemplateModel,
+    ) -> anyhow::Result<Arc<dyn ChatTemplate>> {
+        let order = self.order(word, Some(tokenizer), &Map::new())?;
+        Ok(self.host.load_template(&order.source, &order.grants, order.settings.as_deref(), model)?)
+    }
+
+    pub fn scheduler(&self, word: &str, settings: &Map<String, Value>) -> anyhow::Result<Box<dyn SchedulePolicy>> {
+        let order = self.order(word, None, settings)?;
+        Ok(self.host.load_scheduler(&order.source, &order.grants, order.settings.as_deref())?)
+    }
+
+    /// `settings` are laid over those of `[plugin.NAME]`.
+    fn order(&self, word: &str, tokenizer: Option<&Tokenizer>, settings: &Map<String, Value>) -> anyhow::Result<Order> {
+        let name = plugin_name(word);
+        let table = self.tables.get(&name).cloned().unwrap_or_default();
+        let mut merged = match serde_json::to_value(&table.settings)? {
+            Value::Object(object) => object,
+            _ => Map::new(),
+        };
+        merged.extend(settings.clone());
+        let settings = (!merged.is_empty()).then(|| Value::Object(merged).to_string());
+        let tokenizer = tokenizer.map(|t| Arc::new(HostTokenizer(t.clone())) as Arc<dyn PluginTokenizer>);
+        let grants = Grants { capabilities: table.grant.iter().copied().collect(), tokenizer, limits: table.limits };
+        Ok(Order { source: PluginSource::parse(word), grants, settings })
+    }
+
+    /// Compares the digests that the config pins with the components that were loaded.
+    pub fn check_digests(&self) -> anyhow::Result<()> {
+        for status in self.host.status() {
+            let name = plugin_name(&status.source);
+            let Some(pinned) = self.tables.get(&name).and_then(|table| table.sha256.as_ref()) else { continue };
+            let found = &status.digest;
+            ensure!(
+                pinned.eq_ignore_ascii_case(found),
+                "[plugin.{name}] pins sha256 {pinned}, but {} has {found}; if that is the one you want, pin it",
+                status.source
+            );
+        }
+        Ok(())
+    }
+
+    /// One line per loaded plugin for the start-up report.
+    pub fn effective(&self) -> Vec<PluginLine> {
+        self.host.status().iter().map(|status| self.line(status)).collect()
+    }
+
+    fn line(&self, status: &PluginStatus) -> PluginLine {
+        let table = self.tables.get(&plugin_name(&status.source));
+        let asked = manifest_of(&status.source).map(|manifest| manifest.capabilities).unwrap_or_default();
+        let granted = table.map(|table| table.grant.clone()).unwrap_or_default();
+        let useless = granted.iter().filter(|c| !status.capabilities.contains(c)).copied().collect::<Vec<_>>();
+        PluginLine {
+            text: status.effective(),
+            asked: words(&asked),
+            granted: words(&granted),
+            effective: words(&status.capabilities),
+            warning: (!useless.is_empty()).then(|| {
+                format!(
+                    "plugin `{}`: the grant of {} has no effect, it imports nothing of it",
+                    status.name,
+                    words(&useless)
+                )
+            }),
+        }
+    }
+}
+
+/// The manifest as it is written, for what it asks; the host has checked it already.
+fn manifest_of(source: &str) -> Option<Manifest> {
+    match PluginSource::parse(source) {
+        PluginSource::File(path) => {
+            let text = std::fs::read_to_string(path.with_extension("toml")).ok()?;
+            Manifest::parse(source, &text).ok()
+        }
+        PluginSource::Bundled(name) => bundled(&name),
+    }
+}
+
+/// The bundled plugin of that name, its own or one it provides.
+pub fn bundled(name: &str) -> Option<Manifest> {
+    let manifests = Catalogue::bundled().manifests().ok()?;
+    manifests.into_iter().find(|manifest| manifest.name == name || manifest.provides.iter().any(|a| a.name == name))
+}
+
+fn words(capabilities: &[Capability]) -> String {
+    match capabilities {
+        [] => "none".into(),
+        some => some.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// What plugins with the capability `tokenizer` see of the model's.
+struct HostTokenizer(Tokenizer);
+
+impl PluginTokenizer for HostTokenizer {
+    fn encode(&self, text: &str) -> Vec<u32> {
+        self.0.encode(text, false).unwrap_or_default()
+    }
+
+    fn token_id(&self, token: &str) -> Option<u32> {
+        self.0.added_token(token)
+    }
+}
+
+/// `GET /plugins`, and what makes the server degraded.
+pub struct PluginTable(pub Arc<Plugins>);
+
+impl api::PluginRows for PluginTable {
+    fn rows(&self) -> Vec<Value> {
+        self.0.host.status().iter().map(row).collect()
+    }
+
+    fn degraded(&self) -> Vec<String> {
+        let failing = self.0.host.status().into_iter().filter(|status| status.state == PluginState::Failing);
+        failing.map(|s| format!("{} `{}` keeps failing ({} fallbacks)", s.kind, s.name, s.fallbacks)).collect()
+    }
+}
+
+fn row(status: &PluginStatus) -> Value {
+    json!({
+        "name": status.name,
+        "version": status.version,
+        "kind": status.kind.as_str(),
+        "source": status.source,
+        "sha256": status.digest,
+        "size_bytes": status.size_bytes,
+        "wit": status.wit,
+        "capabilities": status.capabilities.iter().map(|c| c.as_str()).collect::<Vec<_>>(),
+        "limits": status.limits.to_string(),
+        "on_failure": status.policy.as_str(),
+        "settings": serde_json::from_str::<Value>(&status.settings_json).unwrap_or(Value::Null),
+        "state": status.state.as_str(),
+        "calls": status.calls,
+        "latency_mean_us": status.latency_mean.as_secs_f64() * 1e6,
+        "latency_max_us": status.latency_max.as_secs_f64() * 1e6,
+        "traps": status.traps,
+        "replays": status.replays,
+        "fallbacks": status.fallbacks,
+        "memory_bytes_max": status.memory_bytes_max,
+    })
+}
+
+/// Reads a template file, which is a page of text and not a download.
+pub fn read_template(path: &Path) -> anyhow::Result<String> {
+    const BYTES_MAX: u64 = 1 << 20;
+    let read = || -> anyhow::Result<String> {
+        let size = std::fs::metadata(path)?.len();
+        ensure!(size <= BYTES_MAX, "{size} bytes, the limit is {BYTES_MAX}");
+        Ok(std::fs::read_to_string(path)?)
+    };
+    read().with_context(|| format!("chat template {}", path.display()))
+}

@@ -175,6 +175,8 @@ pub enum SeatFault {
     ScriptViolatesGrammar { position: u32 },
     /// The sequence ends with `Length` although neither the limit nor the context was reached (scripted models).
     Length,
+    /// The sequence says nothing more and does not end (scripted models): it keeps its seat until it is cancelled.
+    Hang,
 }
 
 /// What one step gave.

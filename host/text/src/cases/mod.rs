@@ -4,7 +4,7 @@
 //! `template` renders messages; `api` and `sched` cases are prose and are skipped. A case that asks for a check, or
 //! expects a key, that this runner does not verify fails: a check that is silently left out would read as passed.
 //!
-//! [`output`] runs model output, [`checks`] compares it, [`render`] runs templates.
+//! Module `output` runs model output, `checks` compares it, `render` runs templates.
 
 mod checks;
 mod output;

@@ -19,9 +19,9 @@ use vocab::{Entry, TOKEN_ID_MAX, Table};
 pub use bytes::ByteVocabToken;
 pub use gguf::GgufVocab;
 
-/// Longest text that is encoded at once. Pre-tokenizer expressions look ahead over white space, so the time is not
-/// linear for hostile text; 16 MiB is far beyond any context we serve.
-pub const ENCODE_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Longest text that is encoded at once. Prose of this length has about a million tokens, more than any context we
+/// serve, and the slowest texts (runs of white space) take about four seconds a mebibyte on one slow core.
+pub const ENCODE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// A vocabulary with its encoder and decoder. Cheap to clone.
 #[derive(Clone)]

@@ -233,3 +233,11 @@ fn a_broken_file_is_an_error() {
         assert!(error.starts_with("tokenizer: tokenizer.json is not usable: "), "{error}");
     }
 }
+
+#[test]
+fn a_text_beyond_the_limit_is_refused_with_the_numbers() {
+    let text = "a".repeat(ENCODE_BYTES_MAX + 1);
+    let error = Tokenizer::from_bytes_vocab(vec![]).encode(&text, false).unwrap_err();
+    assert_eq!(error.to_string(), "tokenizer: text of 4194305 bytes could not be encoded: the limit is 4194304 bytes");
+    assert!(error.is_request_fault());
+}

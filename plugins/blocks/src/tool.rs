@@ -290,8 +290,13 @@ impl<F: Format> ToolSession<F> {
     }
 
     fn show(&mut self, text: &str, token: Option<u32>) {
-        let Some(last) = text.chars().next_back() else { return };
-        self.at_line_start = last == '\n' || (self.at_line_start && text.trim().is_empty());
+        if text.is_empty() {
+            return;
+        }
+        self.at_line_start = match text.rfind('\n') {
+            Some(at) => text[at..].trim().is_empty(),
+            None => self.at_line_start && text.trim().is_empty(),
+        };
         if self.channel == Channel::Content {
             if token.is_none() && text.trim().is_empty() && (self.after_call || !self.shown) {
                 self.gap.push_str(text);

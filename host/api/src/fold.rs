@@ -1,6 +1,8 @@
 //! Events to answers: the plain ones by folding, the streamed ones chunk by chunk.
 
 mod chat;
+#[cfg(test)]
+mod tests;
 mod text;
 
 pub use chat::{ChatChunks, ChatFold};

@@ -77,7 +77,7 @@ pub fn chat(
     }
     job.output.stop_tokens = job.sampling.stop_tokens.clone();
     job.output.stage_request = StageRequest {
-        tools: prompt.declared.clone(),
+        tools: text::prepare::stage_tools(&prompt.tools).map_err(|e| text_error(&e))?,
         tool_choice: prompt.tool_choice.clone(),
         parallel_calls: prompt.parallel_calls,
         starts_in: rendered.starts_in,

@@ -1,6 +1,6 @@
 //! The chat request, checked.
 
-use contract::output::{CallKind, Tool, ToolChoice};
+use contract::output::ToolChoice;
 use serde_json::{Map, Value};
 
 use super::common::{Common, alternatives};
@@ -25,10 +25,8 @@ pub struct ChatRequest {
 pub struct ChatPrompt {
     /// At least one; each an object with a known role and content of a known shape.
     pub messages: Vec<Value>,
-    /// As sent, for the template.
+    /// As sent; each a function with a name.
     pub tools: Vec<Value>,
-    /// The same tools, for the output stages.
-    pub declared: Vec<Tool>,
     pub tool_choice: ToolChoice,
     pub parallel_calls: bool,
     pub documents: Option<Value>,
@@ -53,8 +51,9 @@ impl ChatPrompt {
     pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let messages = messages::take(fields)?;
         let tools = fields.array("tools", TOOLS_MAX)?.unwrap_or_default();
-        let declared: Vec<Tool> =
-            tools.iter().enumerate().map(|(i, tool)| declared_tool(i, tool)).collect::<Result<_, _>>()?;
+        for (index, tool) in tools.iter().enumerate() {
+            check_tool(index, tool)?;
+        }
         let tool_choice = tool_choice(fields)?;
         let continue_final_message = fields.flag("continue_final_message", false)?;
         let add_generation_prompt = fields.flag("add_generation_prompt", !continue_final_message)?;
@@ -70,7 +69,6 @@ impl ChatPrompt {
         Ok(Self {
             messages,
             tools,
-            declared,
             tool_choice,
             parallel_calls: fields.flag("parallel_tool_calls", true)?,
             documents: documents(fields)?,
@@ -92,7 +90,8 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u8>, ApiError> {
     }
 }
 
-fn declared_tool(index: usize, tool: &Value) -> Result<Tool, ApiError> {
+/// Checks what `text::prepare::stage_tools` reads, with the limits of a request.
+fn check_tool(index: usize, tool: &Value) -> Result<(), ApiError> {
     let path = |rest: &str| format!("tools[{index}]{rest}");
     let object = tool.as_object().ok_or_else(|| wrong(&path(""), "an object", tool))?;
     match object.get("type") {
@@ -108,25 +107,22 @@ fn declared_tool(index: usize, tool: &Value) -> Result<Tool, ApiError> {
         None | Some(Value::Null) => return Err(missing(&path(".function"))),
         Some(other) => return Err(wrong(&path(".function"), "an object", other)),
     };
-    let name = match function.get("name") {
-        Some(Value::String(name)) if !name.is_empty() && name.len() <= TOOL_NAME_BYTES_MAX => name.clone(),
+    match function.get("name") {
+        Some(Value::String(name)) if !name.is_empty() && name.len() <= TOOL_NAME_BYTES_MAX => {}
         None | Some(Value::Null) => return Err(missing(&path(".function.name"))),
         Some(other) => {
             let wanted = format!("a string of 1 to {TOOL_NAME_BYTES_MAX} bytes");
             return Err(wrong(&path(".function.name"), &wanted, other));
         }
-    };
-    let schema_json = match function.get("parameters") {
-        None | Some(Value::Null) => None,
-        Some(schema @ Value::Object(_)) => Some(schema.to_string().into()),
+    }
+    match function.get("parameters") {
+        None | Some(Value::Null | Value::Object(_)) => {}
         Some(other) => return Err(wrong(&path(".function.parameters"), "an object", other)),
-    };
-    let strict = match function.get("strict") {
-        None | Some(Value::Null) => false,
-        Some(Value::Bool(strict)) => *strict,
-        Some(other) => return Err(wrong(&path(".function.strict"), "true or false", other)),
-    };
-    Ok(Tool { name, kind: CallKind::Json, schema_json, strict })
+    }
+    match function.get("strict") {
+        None | Some(Value::Null | Value::Bool(_)) => Ok(()),
+        Some(other) => Err(wrong(&path(".function.strict"), "true or false", other)),
+    }
 }
 
 fn tool_choice(fields: &mut Fields) -> Result<ToolChoice, ApiError> {

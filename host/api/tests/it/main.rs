@@ -1,0 +1,7 @@
+//! The whole HTTP surface over the scripted model, inside one process. Tests of a recorded failure case bear its id.
+
+mod cases;
+mod disconnect;
+mod fixture;
+mod refusals;
+mod surface;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use engine::{EngineStatus, Handle};
+use futures::StreamExt;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -87,6 +88,20 @@ async fn api_13_disconnect_while_queued() {
     until(&server.engine, "the end of the second", |now| (now.running, now.waiting) == (1, 0)).await;
     drop(first);
     check_freed(&server).await;
+}
+
+/// Nothing is left behind, however often it happens.
+#[tokio::test]
+async fn api_13_two_hundred_disconnects() {
+    let server = endless(4);
+    for _ in 0..200 {
+        let body = hi(json!({"stream": true, "max_tokens": 8000, "ignore_eos": true}));
+        let mut data = server.open("/v1/chat/completions", &body).await.into_data_stream();
+        assert!(data.next().await.is_some_and(|frame| frame.is_ok()), "the first chunk");
+    }
+    check_freed(&server).await;
+    let metrics = server.get("/metrics").await.body;
+    assert!(metrics.contains("tokenloom_http_disconnected_total 200"), "{metrics}");
 }
 
 /// The stream's connection is closed after an error, so that no client waits for more.

@@ -96,6 +96,13 @@ impl TestServer {
         Answer { status: parts.status, headers: parts.headers, body }
     }
 
+    /// The body of a request whose answer has begun; dropping it is a client that goes away.
+    pub async fn open(&self, path: &str, body: &Value) -> Body {
+        let request = Request::builder().method(Method::POST).uri(path).body(Body::from(body.to_string()));
+        let request = request.expect("a valid request");
+        self.router.clone().oneshot(request).await.expect("routers do not fail").into_body()
+    }
+
     pub async fn get(&self, path: &str) -> Answer {
         self.send(Method::GET, path, &[], Body::empty()).await
     }

@@ -5,6 +5,9 @@ use std::borrow::Cow;
 use crate::error::PluginLoadError;
 use crate::manifest::Manifest;
 
+/// Component and manifest of each; `build.rs` makes the list.
+const BUNDLED: &[(&[u8], &str)] = include!(concat!(env!("OUT_DIR"), "/bundled.in"));
+
 /// One component with its manifest, as bytes.
 #[derive(Clone, Debug)]
 pub struct CatalogueEntry {
@@ -30,7 +33,11 @@ pub(crate) struct Found<'a> {
 impl Catalogue {
     /// The bundled plugins, from `plugins/dist/`.
     pub fn bundled() -> Self {
-        Self::new(Vec::new())
+        let entry = |(wasm, manifest): &(&'static [u8], &'static str)| CatalogueEntry {
+            wasm: Cow::Borrowed(wasm),
+            manifest: Cow::Borrowed(manifest),
+        };
+        Self::new(BUNDLED.iter().map(entry).collect())
     }
 
     pub fn new(entries: Vec<CatalogueEntry>) -> Self {

@@ -1,0 +1,56 @@
+//! The plugins inside the binary load, under every name they provide, and do something sensible.
+
+use contract::output::OutputEvent;
+use plugin_host::{Catalogue, Grants, HostConfig, Kind, PluginHost, PluginSource, TemplateModel};
+use prometheus_client::registry::Registry;
+
+use crate::rig::{line, stream};
+
+/// What the server promises to have.
+const PROMISED: [&str; 9] =
+    ["deepseek_r1", "fcfs", "hermes", "jinja", "priority", "qwen3", "qwen3_coder", "think", "unknown-name"];
+
+fn names() -> Vec<(String, Kind)> {
+    let manifests = Catalogue::bundled().manifests().expect("the bundled manifests are valid");
+    let of = |m: plugin_host::Manifest| {
+        let aliases = m.provides.into_iter().map(|alias| alias.name);
+        std::iter::once(m.name).chain(aliases).map(move |name| (name, m.kind)).collect::<Vec<_>>()
+    };
+    manifests.into_iter().flat_map(of).collect()
+}
+
+#[test]
+fn promised_names_are_there() {
+    let names = names();
+    let missing: Vec<&str> =
+        PROMISED.into_iter().filter(|promised| !names.iter().any(|(name, _)| name == promised)).collect();
+    assert_eq!(missing, ["unknown-name"]);
+}
+
+/// Each is pinned by its digest, asks for nothing, and loads within the usual limits.
+#[test]
+fn all_load() {
+    let config = HostConfig { require_digest: true, ..HostConfig::default() };
+    let host = PluginHost::new(config, &mut Registry::default()).expect("the host starts");
+    let model = TemplateModel {
+        template_source: Some("{% for m in messages %}{{ m.content }}{% endfor %}".into()),
+        ..TemplateModel::default()
+    };
+    let none = Grants::default();
+    for (name, kind) in names() {
+        let source = PluginSource::Bundled(name.clone());
+        let failure = match kind {
+            Kind::Output => match host.load_stage(&source, &none, None) {
+                Ok(stage) => {
+                    let events: Vec<OutputEvent> = stream(stage.as_ref(), &["Hello", " world"]).expect("text passes");
+                    assert!(line(&events).contains("Hello world"), "{name}: {events:?}");
+                    None
+                }
+                Err(e) => Some(e),
+            },
+            Kind::Template => host.load_template(&source, &none, None, &model).err(),
+            Kind::Scheduler => host.load_scheduler(&source, &none, None).err(),
+        };
+        assert_eq!(failure, None, "{name}");
+    }
+}

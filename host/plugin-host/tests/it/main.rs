@@ -1,0 +1,11 @@
+//! The plugin host against the hostile guests of `plugins/fixtures`: whatever a component does costs one call.
+
+mod bundled;
+mod cache;
+mod fixtures;
+mod load;
+mod replay;
+mod rig;
+mod scheduler;
+mod stage;
+mod template;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use backend::weights::{SharedBytes, Weight, WeightType};
 use backend_cpu::kernels::attention::{Attend, KvShape, attend};
 use backend_cpu::kernels::matmul::{Store, matmul};
-use backend_cpu::kernels::{Isa, OutCols, PackedWeight, QuantRows, RowForms, Scratch};
+use backend_cpu::kernels::{Isa, OutCols, PackedWeight, QuantRows, Scratch};
 use contract::PageId;
 
 /// Bytes of weights that a decode measurement goes through.
@@ -34,8 +34,8 @@ fn weight(ty: WeightType, rows: usize, cols: usize) -> PackedWeight {
     let mut state = 1u64;
     let mut random = move || {
         state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        // Bytes below 64 keep every f16 scale finite.
-        (state >> 56) as u8 & 63
+        // Bytes of 48 to 63 keep every float and scale finite, and none denormal.
+        (state >> 56) as u8 & 15 | 48
     };
     let bytes: Vec<u8> = (0..bytes).map(|_| random()).collect();
     let weight = Weight::new("random", ty, rows, cols, SharedBytes::from_vec(bytes)).expect("whole rows");
@@ -53,34 +53,33 @@ fn activations(isa: Isa, weight: &PackedWeight, rows: usize) -> QuantRows {
     acts
 }
 
-/// Seconds of one call of `work(thread)`, all threads together: the best of several rounds.
-fn seconds(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
+/// Seconds of each of `steps` calls of `work(thread, step)` added up, all threads at once. Of every call the lower
+/// quartile of its repetitions counts, so that what else runs on the machine is mostly left out; of the threads the
+/// slowest.
+fn seconds(threads: usize, steps: usize, work: impl Fn(usize, usize) + Sync) -> f64 {
     let barrier = Barrier::new(threads);
-    let best = std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads)
-            .map(|thread| {
-                let (barrier, work) = (&barrier, &work);
-                scope.spawn(move || {
-                    work(thread);
-                    let mut rounds = Vec::new();
-                    for _ in 0..5 {
-                        barrier.wait();
-                        let start = Instant::now();
-                        let mut calls = 0;
-                        while start.elapsed() < MEASURE / 5 {
-                            work(thread);
-                            calls += 1;
-                        }
-                        rounds.push(start.elapsed().as_secs_f64() / f64::from(calls));
-                    }
-                    rounds
-                })
-            })
-            .collect();
-        let rounds: Vec<Vec<f64>> = handles.into_iter().map(|handle| handle.join().expect("no panics")).collect();
-        (0..5).map(|i| rounds.iter().map(|round| round[i]).fold(0.0, f64::max)).fold(f64::INFINITY, f64::min)
-    });
-    best
+    let measure = |thread: usize| {
+        let mut times = vec![Vec::new(); steps];
+        barrier.wait();
+        let start = Instant::now();
+        while start.elapsed() < MEASURE || times[0].len() < 5 {
+            for (step, times) in times.iter_mut().enumerate() {
+                let start = Instant::now();
+                work(thread, step);
+                times.push(start.elapsed().as_secs_f64());
+            }
+        }
+        let quartile = |times: &mut Vec<f64>| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 4]
+        };
+        times.iter_mut().map(quartile).sum::<f64>()
+    };
+    std::thread::scope(|scope| {
+        let measure = &measure;
+        let handles: Vec<_> = (0..threads).map(|thread| scope.spawn(move || measure(thread))).collect();
+        handles.into_iter().map(|handle| handle.join().expect("no panics")).fold(0.0, f64::max)
+    })
 }
 
 fn share(rows: usize, thread: usize, threads: usize) -> std::ops::Range<usize> {
@@ -99,22 +98,21 @@ fn pass(isa: Isa, ring: &[PackedWeight], rows: usize, threads: usize) -> f64 {
             std::sync::Mutex::new((vec![0.0; rows * cols], Scratch::new()))
         })
         .collect();
-    seconds(threads, |thread| {
+    seconds(threads, ring.len(), |thread, step| {
         let range = share(outputs, thread, threads);
         let mut guard = buffers[thread].lock().expect("each thread has its own");
         let (out, scratch) = &mut *guard;
-        for weight in ring {
-            let mut cols = OutCols::new(out, range.len(), 0..range.len());
-            matmul(isa, weight, &acts, range.clone(), &mut cols, Store::Set, scratch);
-        }
+        let mut cols = OutCols::new(out, range.len(), 0..range.len());
+        matmul(isa, &ring[step], &acts, range, &mut cols, Store::Set, scratch);
     })
 }
 
 fn read_bandwidth(threads: usize) -> f64 {
     let memory = vec![1u64; RING_BYTES / 8];
-    let time = seconds(threads, |thread| {
-        let part = memory.len() / threads;
-        let words = &memory[thread * part..(thread + 1) * part];
+    let steps = 96;
+    let time = seconds(threads, steps, |thread, step| {
+        let part = memory.len() / threads / steps;
+        let words = &memory[(step * threads + thread) * part..][..part];
         let mut sums = [0u64; 32];
         for chunk in words.as_chunks::<32>().0 {
             for (sum, word) in sums.iter_mut().zip(chunk) {
@@ -144,9 +142,9 @@ fn vnni_peak() -> f64 {
     if !is_x86_feature_detected!("avx512vnni") {
         return f64::NAN;
     }
-    let rounds = 100_000;
+    let rounds = 20_000;
     // SAFETY: the processor has VNNI, and with it AVX-512 F.
-    let time = seconds(1, |_| {
+    let time = seconds(1, 1, |_, _| {
         black_box(unsafe { dots(black_box(rounds)) });
     });
     (rounds * 12 * 128) as f64 / time / 1e9
@@ -162,14 +160,13 @@ fn attention(isa: Isa, first: usize, rows: usize, threads: usize) -> f64 {
     let pages: Vec<PageId> = (0..(first + rows).div_ceil(64) as u32).map(PageId).collect();
     let pool = vec![0x2E66u16; pages.len() * shape.page_len()];
     let q = vec![0.1f32; rows * 576];
-    seconds(threads, |_| {
+    seconds(threads, 1, |_, _| {
         let mut scratch = Scratch::new();
         let mut out = vec![0.0; rows * 576];
         for kv_head in 0..3 {
             let columns = kv_head * 192..(kv_head + 1) * 192;
             let q = &q[columns.start..];
-            let job =
-                Attend { shape, pool: &pool, pages: &pages, kv_head, group: 3, q, q_stride: 576, rows, first };
+            let job = Attend { shape, pool: &pool, pages: &pages, kv_head, group: 3, q, q_stride: 576, rows, first };
             attend(isa, &job, &mut OutCols::new(&mut out, 576, columns), &mut scratch);
         }
         black_box(&out);
@@ -181,7 +178,12 @@ fn main() {
     let only: Option<String> = std::env::args().nth(1);
     let wants = |name: &str| only.as_deref().is_none_or(|only| name.contains(only));
     let (read, peak) = ([read_bandwidth(1), read_bandwidth(2)], vnni_peak());
-    println!("{}: read {:.1} GB/s (1 thread), {:.1} (2); int8 peak of a core {peak:.0} GOP/s", isa.name(), read[0], read[1]);
+    println!(
+        "{}: read {:.1} GB/s (1 thread), {:.1} (2); int8 peak of a core {peak:.0} GOP/s",
+        isa.name(),
+        read[0],
+        read[1]
+    );
     if wants("decode") {
         decode(isa, read);
     }
@@ -226,7 +228,11 @@ fn decode(isa: Isa, read: [f64; 2]) {
         for m in [1, 2, 4, 8, 16] {
             let rate = |threads| bytes_of(&ring) / pass(isa, &ring, m, threads) / 1e9;
             let (one, two) = (rate(1), rate(2));
-            print!("  M={m}: {one:4.1} ({:3.0} %) | {two:4.1} ({:3.0} %)", 100.0 * one / read[0], 100.0 * two / read[1]);
+            print!(
+                "  M={m}: {one:4.1} ({:3.0} %) | {two:4.1} ({:3.0} %)",
+                100.0 * one / read[0],
+                100.0 * two / read[1]
+            );
         }
         println!();
     }

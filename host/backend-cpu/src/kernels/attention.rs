@@ -10,6 +10,8 @@
 
 mod inner;
 
+use std::ops::Range;
+
 use contract::{PAGE_TOKENS, PageId};
 
 use self::inner::{Part, finish, merge, part};
@@ -50,6 +52,13 @@ impl KvShape {
     pub fn block_start(&self, page: PageId, kv_head: usize) -> usize {
         page.0 as usize * self.page_len() + kv_head * self.block_len()
     }
+}
+
+/// Where row 0 of the outputs starts, and the distance of rows.
+#[derive(Clone, Copy)]
+struct Target {
+    at: *mut f32,
+    stride: usize,
 }
 
 /// Writes one token's key and value of one key head into its block, rounded to f16; magnitudes above 65504 become that.
@@ -127,9 +136,9 @@ pub fn attend(isa: Isa, job: &Attend<'_>, out: &mut OutCols<'_>, scratch: &mut S
         return;
     }
     job.check();
-    let (out, stride) = out.raw();
+    let (at, stride) = out.raw();
     // SAFETY: the job is checked, the scratch is as large as it asks, the output has the rows and columns.
-    unsafe { attend_on(isa, job, out, stride, scratch.get(job.scratch_bytes()).cast()) }
+    unsafe { attend_all(isa, job, Target { at, stride }, scratch.get(job.scratch_bytes()).cast()) }
 }
 
 /// The result of part `part` alone, of [`Attend::part_len`] elements, for [`merge_parts`].
@@ -143,7 +152,7 @@ pub fn attend_part(isa: Isa, job: &Attend<'_>, part: usize, result: &mut [f32], 
     }
     job.check();
     // SAFETY: the job is checked, the scratch is as large as it asks, the result is as long as it must be.
-    unsafe { part_on(isa, job, part, result.as_mut_ptr(), scratch.get(job.scratch_bytes()).cast()) }
+    unsafe { one_part(isa, job, part, result.as_mut_ptr(), scratch.get(job.scratch_bytes()).cast()) }
 }
 
 /// Merges the results of all parts, which lie one after another in `results`.
@@ -153,15 +162,15 @@ pub fn attend_part(isa: Isa, job: &Attend<'_>, part: usize, result: &mut [f32], 
 pub fn merge_parts(isa: Isa, job: &Attend<'_>, results: &mut [f32], out: &mut OutCols<'_>) {
     assert_eq!(results.len(), job.parts() * job.part_len(), "elements of all parts");
     assert_eq!((out.rows(), out.cols()), (job.rows, job.group * job.shape.head_dim), "output rows and columns");
-    let (out, stride) = out.raw();
+    let (at, stride) = out.raw();
     // SAFETY: the lengths are asserted.
-    unsafe { merge_on(isa, job, results, out, stride) }
+    unsafe { merge_all(isa, job, results, Target { at, stride }) }
 }
 
 entry!(unsafe fn store_kv_on = store_token(block: &mut [u16], token: usize, key: &[f32], value: &[f32]));
-entry!(unsafe fn attend_on = attend_all(job: &Attend<'_>, out: *mut f32, stride: usize, scratch: *mut f32));
-entry!(unsafe fn part_on = one_part(job: &Attend<'_>, index: usize, result: *mut f32, scratch: *mut f32));
-entry!(unsafe fn merge_on = merge_all(job: &Attend<'_>, results: &mut [f32], out: *mut f32, stride: usize));
+entry!(unsafe fn part_on = part(of: &Part<'_>, to: *mut f32, scratch: *mut f32));
+entry!(unsafe fn merge_on = merge(head_dim: usize, heads: usize, total: *mut f32, later: *const f32));
+entry!(unsafe fn finish_on = finish(job: &Attend<'_>, rows: Range<usize>, total: *const f32, out: Target));
 
 /// # Safety
 /// The processor has `S`; the lengths are those of one shape.
@@ -197,54 +206,51 @@ fn pass_rows(job: &Attend<'_>) -> usize {
 }
 
 /// # Safety
-/// The processor has `S`; the job is checked; `scratch` has its size; `out` has its rows and columns.
-#[inline(always)]
-unsafe fn attend_all<S: Simd>(job: &Attend<'_>, out: *mut f32, stride: usize, scratch: *mut f32) {
+/// The job is checked; `scratch` has its size; `out` has its rows and columns.
+unsafe fn attend_all(isa: Isa, job: &Attend<'_>, out: Target, scratch: *mut f32) {
     let state = job.state_len();
     for start in (0..job.rows).step_by(pass_rows(job)) {
         let rows = start..job.rows.min(start + pass_rows(job));
         let heads = rows.len() * job.group;
+        let parts = (job.first + rows.end).div_ceil(PART_PAGES * PAGE);
         // SAFETY: the caller's promises; the scratch holds two states for each row and head before the rest.
         unsafe {
             let (total, fresh) = (scratch, scratch.add(heads * state));
             let rest = fresh.add(heads * state);
-            let parts = (job.first + rows.end).div_ceil(PART_PAGES * PAGE);
             for index in 0..parts {
                 let to = if index == 0 { total } else { fresh };
-                part::<S>(&Part { job, rows: rows.clone(), index }, to, rest);
+                part_on(isa, &Part { job, rows: rows.clone(), index }, to, rest);
                 if index > 0 {
-                    merge::<S>(job.shape.head_dim, heads, total, fresh);
+                    merge_on(isa, job.shape.head_dim, heads, total, fresh);
                 }
             }
-            finish::<S>(job, rows, total, out, stride);
+            finish_on(isa, job, rows, total, out);
         }
     }
 }
 
 /// # Safety
 /// As [`attend_all`], with `result` of the part's length.
-#[inline(always)]
-unsafe fn one_part<S: Simd>(job: &Attend<'_>, index: usize, result: *mut f32, scratch: *mut f32) {
+unsafe fn one_part(isa: Isa, job: &Attend<'_>, index: usize, result: *mut f32, scratch: *mut f32) {
     for start in (0..job.rows).step_by(pass_rows(job)) {
         let rows = start..job.rows.min(start + pass_rows(job));
         // SAFETY: the caller's promises.
         unsafe {
             let to = result.add(start * job.group * job.state_len());
-            part::<S>(&Part { job, rows, index }, to, scratch);
+            part_on(isa, &Part { job, rows, index }, to, scratch);
         }
     }
 }
 
 /// # Safety
-/// The processor has `S`; `results` has all parts, `out` the job's rows and columns.
-#[inline(always)]
-unsafe fn merge_all<S: Simd>(job: &Attend<'_>, results: &mut [f32], out: *mut f32, stride: usize) {
+/// `results` has all parts, `out` the job's rows and columns.
+unsafe fn merge_all(isa: Isa, job: &Attend<'_>, results: &mut [f32], out: Target) {
     let (total, others) = results.split_at_mut(job.part_len());
     // SAFETY: the caller's promises.
     unsafe {
         for other in others.chunks_exact(job.part_len()) {
-            merge::<S>(job.shape.head_dim, job.rows * job.group, total.as_mut_ptr(), other.as_ptr());
+            merge_on(isa, job.shape.head_dim, job.rows * job.group, total.as_mut_ptr(), other.as_ptr());
         }
-        finish::<S>(job, 0..job.rows, total.as_ptr(), out, stride);
+        finish_on(isa, job, 0..job.rows, total.as_ptr(), out);
     }
 }

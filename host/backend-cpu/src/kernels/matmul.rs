@@ -1,13 +1,14 @@
 //! Products of a packed weight with activation rows.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
 use backend::weights::WeightType;
 
 use super::formats::Spec;
 use super::simd::{LANES, Simd, entry};
-use super::tile::{ExpandedTile, FloatType, Format, PackedTile, Target, dot_group, float_group};
+use super::tile::{
+    Bf16, EXPANDED_BYTES, ExpandedTile, F16, F32, Float, FloatTiles, Format, PackedTile, Target, dot_group, expand,
+};
 use super::{BLOCK, GROUP_ROWS, Isa, OutCols, PackedWeight, QuantRows, Scratch};
 
 /// What happens to the products.
@@ -79,18 +80,17 @@ pub fn matmul(
     if outputs.is_empty() || acts.rows() == 0 {
         return;
     }
-    let expanded = (cols / BLOCK) * (512 + 64 * 2);
-    let scratch = scratch.get(if acts.rows() > GROUP_ROWS && reads.int8 { expanded } else { 0 });
+    let scratch = scratch.get(if reads.int8 { (cols / BLOCK) * EXPANDED_BYTES } else { 0 });
     let (out, stride) = out.raw();
     let job = Job { weight, acts, outputs, out, stride, store, scratch };
     // SAFETY: tiles and groups exist by the assertions above, the output columns are borrowed exclusively, and the
-    // scratch holds an expanded tile of any format (at most two scales a block).
+    // scratch holds an expanded tile.
     unsafe { run(isa, &job) }
 }
 
-/// Defines a marker type, its spec, and an entry for each block format; and the dispatch over them.
+/// Defines a marker type, its spec, and entries for each block format; and the dispatch over them.
 macro_rules! formats {
-    ($($ty:ident $marker:ident $entry:ident $generic:ident),+ $(,)?) => {
+    ($($ty:ident $marker:ident $direct:literal $name:ident),+ $(,)?) => {
         $(
             struct $marker;
             impl Format for $marker {
@@ -98,82 +98,177 @@ macro_rules! formats {
                     Some(spec) => spec,
                     None => panic!("not a block format"),
                 };
+                const DIRECT_ROWS: usize = $direct;
             }
-            /// # Safety
-            /// As [`blocks`].
-            #[inline(always)]
-            unsafe fn $generic<S: Simd>(job: &Job<'_>) {
-                // SAFETY: the caller's promises.
-                unsafe { blocks::<S, $marker>(job) }
+            mod $name {
+                use super::*;
+
+                /// # Safety
+                /// As [`direct`].
+                #[inline(always)]
+                unsafe fn direct_on<S: Simd>(job: &Job<'_>) {
+                    // SAFETY: the caller's promises.
+                    unsafe { super::direct::<S, $marker, $direct>(job) }
+                }
+                entry!(pub(super) unsafe fn direct = direct_on(job: &Job<'_>));
+
+                /// # Safety
+                /// The processor has `S`; the job's tile `t` exists and its scratch holds it expanded.
+                #[inline(always)]
+                unsafe fn expand_on<S: Simd>(job: &Job<'_>, t: usize) {
+                    let tile = PackedTile::<$marker>::new(job.weight, t);
+                    // SAFETY: the caller's promises.
+                    unsafe { expand::<S, _>(&tile, job.weight.cols() / BLOCK, job.scratch) }
+                }
+                entry!(pub(super) unsafe fn expand_tile = expand_on(job: &Job<'_>, t: usize));
             }
-            entry!(unsafe fn $entry = $generic(job: &Job<'_>));
         )+
 
         /// # Safety
         /// The job's tiles, groups, output and scratch are valid for it.
         unsafe fn run(isa: Isa, job: &Job<'_>) {
+            let rows = job.acts.rows();
             // SAFETY: the caller's promises.
             unsafe {
                 match job.weight.ty() {
-                    $(WeightType::$ty => $entry(isa, job),)+
-                    WeightType::F32 => float(isa, FloatType::F32, job),
-                    WeightType::F16 => float(isa, FloatType::F16, job),
-                    WeightType::BF16 => float(isa, FloatType::Bf16, job),
+                    $(
+                        WeightType::$ty if rows <= $marker::DIRECT_ROWS => $name::direct(isa, job),
+                        WeightType::$ty => expanded(isa, job, $marker::SPEC, $name::expand_tile),
+                    )+
+                    WeightType::F32 => f32_tiles(isa, job),
+                    WeightType::F16 => f16_tiles(isa, job),
+                    WeightType::BF16 => bf16_tiles(isa, job),
                 }
             }
         }
     };
 }
 
+// The number is how many rows read the packed tile directly. Expanding costs about as much as one and a half rows, so
+// it pays from three rows on where the program is not to grow; Q4_1 has a kernel for each number.
 formats! {
-    Q4_0 Q40 q4_0 q4_0_on,
-    Q4_1 Q41 q4_1 q4_1_on,
-    Q5_0 Q50 q5_0 q5_0_on,
-    Q5_1 Q51 q5_1 q5_1_on,
-    Q8_0 Q80 q8_0 q8_0_on,
-    Q4_K Q4K q4_k q4_k_on,
-    Q5_K Q5K q5_k q5_k_on,
-    Q6_K Q6K q6_k q6_k_on,
-    IQ4_NL Iq4Nl iq4_nl iq4_nl_on,
-    IQ4_XS Iq4Xs iq4_xs iq4_xs_on,
-    MXFP4 Mxfp4 mxfp4 mxfp4_on,
+    Q4_0 Q40 2 q4_0,
+    Q4_1 Q41 16 q4_1,
+    Q5_0 Q50 2 q5_0,
+    Q5_1 Q51 2 q5_1,
+    Q8_0 Q80 2 q8_0,
+    Q4_K Q4K 2 q4_k,
+    Q5_K Q5K 2 q5_k,
+    Q6_K Q6K 2 q6_k,
+    IQ4_NL Iq4Nl 2 iq4_nl,
+    IQ4_XS Iq4Xs 2 iq4_xs,
+    MXFP4 Mxfp4 2 mxfp4,
 }
 
-/// Up to 16 rows read the packed tile directly; more read it expanded, in passes whose activations stay in cache.
+/// One group of rows against the packed tiles.
 ///
 /// # Safety
-/// The processor has `S`; the job's tiles, groups, output and scratch are valid for it.
+/// The processor has `S`; the job's tiles, groups and output are valid for it.
 #[inline(always)]
-unsafe fn blocks<S: Simd, F: Format>(job: &Job<'_>) {
+unsafe fn direct<S: Simd, F: Format, const MOST: usize>(job: &Job<'_>) {
     let blocks = job.weight.cols() / BLOCK;
+    for t in job.tiles() {
+        let tile = PackedTile::<F>::new(job.weight, t);
+        // SAFETY: the caller's promises.
+        unsafe { dot_group::<S, _, MOST>(&tile, blocks, &job.acts.group(0), &job.target(t, 0)) }
+    }
+}
+
+/// Tiles expanded in the scratch, in passes whose activations stay in cache.
+///
+/// # Safety
+/// The job's tiles, groups, output and scratch are valid for it; `expand` is its format's.
+unsafe fn expanded(isa: Isa, job: &Job<'_>, spec: Spec, expand: unsafe fn(Isa, &Job<'_>, usize)) {
     let rows = job.acts.rows();
     let pass = (PASS_BYTES / job.weight.cols() / GROUP_ROWS).max(1) * GROUP_ROWS;
-    debug_assert!(ExpandedTile::<F>::size_bytes(blocks) <= blocks * (512 + 64 * 2));
     for start in (0..rows).step_by(pass) {
+        let rows = start..rows.min(start + pass);
         for t in job.tiles() {
-            let tile = PackedTile::<F> { at: job.weight.tile(t), format: PhantomData };
             // SAFETY: the caller's promises.
             unsafe {
-                if rows <= GROUP_ROWS {
-                    dot_group::<S, _>(&tile, blocks, &job.acts.group(0), &job.target(t, 0));
-                } else {
-                    let tile = ExpandedTile::new::<S>(&tile, blocks, job.scratch);
-                    for first in (start..rows.min(start + pass)).step_by(GROUP_ROWS) {
-                        dot_group::<S, _>(&tile, blocks, &job.acts.group(first), &job.target(t, first));
-                    }
+                expand(isa, job, t);
+                match (spec.subs, spec.mins) {
+                    (2, _) => two_scales(isa, job, t, rows.clone()),
+                    (_, true) => with_minima(isa, job, t, rows.clone()),
+                    _ => plain(isa, job, t, rows.clone()),
                 }
             }
         }
     }
 }
 
-entry!(unsafe fn float = floats(ty: FloatType, job: &Job<'_>));
+entry!(unsafe fn plain = plain_on(job: &Job<'_>, t: usize, rows: Range<usize>));
+entry!(unsafe fn with_minima = with_minima_on(job: &Job<'_>, t: usize, rows: Range<usize>));
+entry!(unsafe fn two_scales = two_scales_on(job: &Job<'_>, t: usize, rows: Range<usize>));
 
 /// # Safety
-/// As [`blocks`], with tiles of type `ty`.
+/// As [`expanded_rows`], for one scale without minima.
 #[inline(always)]
-unsafe fn floats<S: Simd>(ty: FloatType, job: &Job<'_>) {
-    debug_assert_eq!(job.weight.float_type(), Some(ty));
+unsafe fn plain_on<S: Simd>(job: &Job<'_>, t: usize, rows: Range<usize>) {
+    // SAFETY: the caller's promises.
+    unsafe { expanded_rows::<S, 1, false>(job, t, rows) }
+}
+
+/// # Safety
+/// As [`expanded_rows`], for one scale with minima.
+#[inline(always)]
+unsafe fn with_minima_on<S: Simd>(job: &Job<'_>, t: usize, rows: Range<usize>) {
+    // SAFETY: the caller's promises.
+    unsafe { expanded_rows::<S, 1, true>(job, t, rows) }
+}
+
+/// # Safety
+/// As [`expanded_rows`], for two scales.
+#[inline(always)]
+unsafe fn two_scales_on<S: Simd>(job: &Job<'_>, t: usize, rows: Range<usize>) {
+    // SAFETY: the caller's promises.
+    unsafe { expanded_rows::<S, 2, false>(job, t, rows) }
+}
+
+/// # Safety
+/// The processor has `S`; the job is valid; its scratch holds tile `t` expanded; `rows` starts with a group.
+#[inline(always)]
+unsafe fn expanded_rows<S: Simd, const SUBS: usize, const MINS: bool>(job: &Job<'_>, t: usize, rows: Range<usize>) {
+    let blocks = job.weight.cols() / BLOCK;
+    let tile = ExpandedTile::<SUBS, MINS> { at: job.scratch.cast_const(), blocks };
+    for first in rows.step_by(GROUP_ROWS) {
+        // SAFETY: the caller's promises.
+        unsafe { dot_group::<S, _, GROUP_ROWS>(&tile, blocks, &job.acts.group(first), &job.target(t, first)) }
+    }
+}
+
+entry!(unsafe fn f32_tiles = f32_on(job: &Job<'_>));
+entry!(unsafe fn f16_tiles = f16_on(job: &Job<'_>));
+entry!(unsafe fn bf16_tiles = bf16_on(job: &Job<'_>));
+
+/// # Safety
+/// As [`floats`].
+#[inline(always)]
+unsafe fn f32_on<S: Simd>(job: &Job<'_>) {
+    // SAFETY: the caller's promises.
+    unsafe { floats::<S, F32>(job) }
+}
+
+/// # Safety
+/// As [`floats`].
+#[inline(always)]
+unsafe fn f16_on<S: Simd>(job: &Job<'_>) {
+    // SAFETY: the caller's promises.
+    unsafe { floats::<S, F16>(job) }
+}
+
+/// # Safety
+/// As [`floats`].
+#[inline(always)]
+unsafe fn bf16_on<S: Simd>(job: &Job<'_>) {
+    // SAFETY: the caller's promises.
+    unsafe { floats::<S, Bf16>(job) }
+}
+
+/// # Safety
+/// The processor has `S`; the job's tiles, groups and output are valid for it, and its tiles are of type `T`.
+#[inline(always)]
+unsafe fn floats<S: Simd, T: Float>(job: &Job<'_>) {
     let cols = job.weight.cols();
     let tiles = job.tiles();
     let mut t = tiles.start;
@@ -185,10 +280,11 @@ unsafe fn floats<S: Simd>(ty: FloatType, job: &Job<'_>) {
             unsafe {
                 if wide {
                     let four = [t, t + 1, t + 2, t + 3];
-                    let at = four.map(|t| job.weight.tile(t).codes);
-                    float_group::<S, 4>(ty, &at, cols, &group, &four.map(|t| job.target(t, first)));
+                    let (tiles, targets) = (four.map(|t| job.weight.tile(t).codes), four.map(|t| job.target(t, first)));
+                    FloatTiles { tiles, targets, cols }.group::<S, T>(&group);
                 } else {
-                    float_group::<S, 1>(ty, &[job.weight.tile(t).codes], cols, &group, &[job.target(t, first)]);
+                    let (tiles, targets) = ([job.weight.tile(t).codes], [job.target(t, first)]);
+                    FloatTiles { tiles, targets, cols }.group::<S, T>(&group);
                 }
             }
         }

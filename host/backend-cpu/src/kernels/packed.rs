@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use super::buffer::Buffer;
 use super::formats::{CodeBlock, ScaleForm, Spec, code_block};
-use super::tile::{FloatType, TilePtr};
+use super::tile::TilePtr;
 use super::{BLOCK, RowForms, TILE_ROWS};
 
 /// A weight in tiles of [`TILE_ROWS`] outputs; see [`super::formats`]. Plain floats are `[tile][input][output]`.
@@ -107,13 +107,9 @@ impl PackedWeight {
         RowForms { int8, float: !int8 }
     }
 
-    pub(super) fn float_type(&self) -> Option<FloatType> {
-        match self.ty {
-            WeightType::F32 => Some(FloatType::F32),
-            WeightType::F16 => Some(FloatType::F16),
-            WeightType::BF16 => Some(FloatType::Bf16),
-            _ => None,
-        }
+    /// Distance of tiles.
+    pub(super) fn tile_bytes(&self) -> usize {
+        self.layout.tile_bytes()
     }
 
     /// Pointers to the sections of tile `t`.

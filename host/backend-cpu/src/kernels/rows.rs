@@ -211,57 +211,93 @@ entry!(unsafe fn put = put_values(rows: &QuantRows, row: usize, first: usize, va
 entry!(unsafe fn put_norm = put_normed(rows: &QuantRows, row: usize, values: &[f32], weight: &[f32], eps: f32));
 entry!(unsafe fn put_silu = put_gated(rows: &QuantRows, row: usize, first: usize, gate: &[f32], up: &[f32]));
 
+/// Where the values of a row come from: not a closure, which may be compiled without the instruction set.
+trait Values<S: Simd> {
+    /// 16 values from element `at` after the first.
+    ///
+    /// # Safety
+    /// The processor has `S`; there are as many values.
+    unsafe fn get(&self, at: usize) -> S::F;
+}
+
+struct Plain<'a>(&'a [f32]);
+
+struct Normed<'a, S: Simd> {
+    values: &'a [f32],
+    weight: &'a [f32],
+    scale: S::F,
+}
+
+struct Gated<'a> {
+    gate: &'a [f32],
+    up: &'a [f32],
+}
+
+impl<S: Simd> Values<S> for Plain<'_> {
+    #[inline(always)]
+    unsafe fn get(&self, at: usize) -> S::F {
+        // SAFETY: the caller's promises.
+        unsafe { S::load(self.0.as_ptr().add(at)) }
+    }
+}
+
+impl<S: Simd> Values<S> for Normed<'_, S> {
+    #[inline(always)]
+    unsafe fn get(&self, at: usize) -> S::F {
+        // SAFETY: the caller's promises.
+        unsafe {
+            let scaled = S::mul(S::load(self.values.as_ptr().add(at)), self.scale);
+            S::mul(scaled, S::load(self.weight.as_ptr().add(at)))
+        }
+    }
+}
+
+impl<S: Simd> Values<S> for Gated<'_> {
+    #[inline(always)]
+    unsafe fn get(&self, at: usize) -> S::F {
+        // SAFETY: the caller's promises.
+        unsafe { S::mul(silu::<S>(S::load(self.gate.as_ptr().add(at))), S::load(self.up.as_ptr().add(at))) }
+    }
+}
+
 /// # Safety
 /// The processor has `S`; the blocks lie inside the row and nobody else uses them.
 #[inline(always)]
 unsafe fn put_values<S: Simd>(rows: &QuantRows, row: usize, first: usize, values: &[f32]) {
-    // SAFETY: the caller's promises; `at` and 16 more lie inside the values.
-    unsafe { put_blocks::<S>(rows, row, first..first + values.len() / BLOCK, |at| S::load(values.as_ptr().add(at))) }
+    // SAFETY: the caller's promises; the blocks are those of the values.
+    unsafe { put_blocks::<S>(rows, row, first..first + values.len() / BLOCK, &Plain(values)) }
 }
 
 /// # Safety
-/// The processor has `S`; the row exists, is `values.len()` long, and nobody else uses it.
+/// The processor has `S`; the row exists, is `values.len()` long, and nobody else uses it; `weight` is as long.
 #[inline(always)]
 unsafe fn put_normed<S: Simd>(rows: &QuantRows, row: usize, values: &[f32], weight: &[f32], eps: f32) {
-    assert_eq!(values.len(), weight.len());
-    // SAFETY: the caller's promises; `at` and 16 more lie inside both slices, which are equally long.
+    // SAFETY: the caller's promises; the blocks are those of the values.
     unsafe {
         let scale = S::splat(inverse_rms::<S>(values, eps));
-        put_blocks::<S>(rows, row, 0..values.len() / BLOCK, |at| {
-            S::mul(S::mul(S::load(values.as_ptr().add(at)), scale), S::load(weight.as_ptr().add(at)))
-        });
+        put_blocks::<S>(rows, row, 0..values.len() / BLOCK, &Normed::<S> { values, weight, scale });
     }
 }
 
 /// # Safety
-/// The processor has `S`; the blocks lie inside the row and nobody else uses them.
+/// The processor has `S`; the blocks lie inside the row and nobody else uses them; `up` is as long as `gate`.
 #[inline(always)]
 unsafe fn put_gated<S: Simd>(rows: &QuantRows, row: usize, first: usize, gate: &[f32], up: &[f32]) {
-    assert_eq!(gate.len(), up.len());
-    // SAFETY: the caller's promises; `at` and 16 more lie inside both slices, which are equally long.
-    unsafe {
-        put_blocks::<S>(rows, row, first..first + gate.len() / BLOCK, |at| {
-            S::mul(silu::<S>(S::load(gate.as_ptr().add(at))), S::load(up.as_ptr().add(at)))
-        });
-    }
+    // SAFETY: the caller's promises; the blocks are those of the values.
+    unsafe { put_blocks::<S>(rows, row, first..first + gate.len() / BLOCK, &Gated { gate, up }) }
 }
 
-/// Stores blocks; `value(i)` gives 16 values from element `i` after the first block's start.
+/// Stores blocks.
 ///
 /// # Safety
-/// The processor has `S`; the blocks lie inside the row and nobody else uses them.
+/// The processor has `S`; the blocks lie inside the row, `values` has them all, and nobody else uses them.
 #[inline(always)]
-unsafe fn put_blocks<S: Simd>(
-    rows: &QuantRows,
-    row: usize,
-    blocks: std::ops::Range<usize>,
-    value: impl Fn(usize) -> S::F,
-) {
+unsafe fn put_blocks<S: Simd>(rows: &QuantRows, row: usize, blocks: std::ops::Range<usize>, values: &impl Values<S>) {
     for (i, block) in blocks.enumerate() {
         let place = rows.place(row, block);
-        let (low, high) = (value(i * BLOCK), value(i * BLOCK + LANES));
         // SAFETY: the caller's promises; `place` is inside every buffer because the row and the block exist.
         unsafe {
+            let (low, high) = (values.get(i * BLOCK), values.get(i * BLOCK + LANES));
             if rows.forms.int8 {
                 quantise::<S>(rows, place.block, low, high);
             }
@@ -297,8 +333,7 @@ unsafe fn quantise<S: Simd>(rows: &QuantRows, at: usize, low: S::F, high: S::F) 
         let by = S::splat(inverse);
         let codes = rows.codes.ptr().cast::<i8>().add(at * BLOCK);
         let zero = S::splat(0.0);
-        let clean = |x| if finite { S::round(S::mul(x, by)) } else { zero };
-        let (low, high) = (clean(low), clean(high));
+        let (low, high) = if finite { (S::round(S::mul(low, by)), S::round(S::mul(high, by))) } else { (zero, zero) };
         S::store_i8(codes, low);
         S::store_i8(codes.add(16), high);
         // Sums of at most 32 codes are exact in f32.

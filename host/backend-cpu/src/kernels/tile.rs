@@ -1,9 +1,9 @@
 //! The innermost loops of [`super::matmul`]: one tile of 16 outputs against up to 16 activation rows.
 
-use super::BLOCK;
 use super::formats::{ScaleForm, Spec};
 use super::rows::Group;
-use super::simd::{LANES, Simd};
+use super::simd::{LANES, Simd, unroll};
+use super::{BLOCK, PackedWeight};
 
 /// Where the sections of one tile start; see [`super::formats`].
 #[derive(Clone, Copy)]
@@ -17,6 +17,8 @@ pub(super) struct TilePtr {
 /// A block format known at compile time.
 pub(super) trait Format {
     const SPEC: Spec;
+    /// Up to so many rows read the packed tile directly; more read it expanded.
+    const DIRECT_ROWS: usize;
 }
 
 /// One block of 32 inputs of a tile in registers.
@@ -40,8 +42,25 @@ pub(super) trait Blocks {
 
 /// A tile as it is packed.
 pub(super) struct PackedTile<F> {
-    pub at: TilePtr,
-    pub format: std::marker::PhantomData<F>,
+    at: TilePtr,
+    /// How far ahead codes and scales are fetched, in bytes: the processor's own prefetching stops at each 4 KiB page
+    /// and lets the arithmetic wait. One tile, or a part of a long one that the first-level cache holds.
+    ahead: (usize, usize),
+    format: std::marker::PhantomData<F>,
+}
+
+/// Blocks that are fetched ahead in tiles longer than this: 16 KiB of 4-bit codes.
+const AHEAD_BLOCKS: usize = 64;
+
+impl<F: Format> PackedTile<F> {
+    pub(super) fn new(weight: &PackedWeight, t: usize) -> Self {
+        let ahead = if weight.cols() / BLOCK > AHEAD_BLOCKS {
+            (AHEAD_BLOCKS * F::SPEC.code_bytes(), AHEAD_BLOCKS * F::SPEC.scale_bytes())
+        } else {
+            (weight.tile_bytes(), weight.tile_bytes())
+        };
+        Self { at: weight.tile(t), ahead, format: std::marker::PhantomData }
+    }
 }
 
 impl<F: Format> Blocks for PackedTile<F> {
@@ -52,6 +71,11 @@ impl<F: Format> Blocks for PackedTile<F> {
     unsafe fn block<S: Simd>(&self, block: usize) -> Block<S> {
         // SAFETY: the caller's promises; the sections hold what `Spec` says for every block.
         unsafe {
+            let ahead = self.at.codes.wrapping_add(self.ahead.0 + block * F::SPEC.code_bytes());
+            for line in 0..F::SPEC.code_bytes() / 64 {
+                S::prefetch(ahead.wrapping_add(64 * line));
+            }
+            S::prefetch(self.at.scales.wrapping_add(self.ahead.1 + block * F::SPEC.scale_bytes()));
             let w = codes::<S, F>(&self.at, block);
             let scales = self.at.scales.add(block * F::SPEC.scale_bytes());
             let zero = S::splat(0.0);
@@ -90,13 +114,21 @@ unsafe fn codes<S: Simd, F: Format>(tile: &TilePtr, block: usize) -> [S::W; 8] {
     // SAFETY: the caller's promises.
     unsafe {
         let at = tile.codes.add(block * F::SPEC.code_bytes());
+        // Loops, not `map`: closures are functions of their own and may be compiled without the instruction set.
+        let mut w = [S::bytes(at); 8];
         if F::SPEC.bytes {
-            return [0, 1, 2, 3, 4, 5, 6, 7].map(|g| S::bytes(at.add(64 * g)));
+            for (g, w) in w.iter_mut().enumerate() {
+                *w = S::bytes(at.add(64 * g));
+            }
+            return w;
         }
-        let [a, b, c, d] = [0, 1, 2, 3].map(|i| S::nibbles(S::bytes(at.add(64 * i))));
-        let mut w = [a.0, b.0, c.0, d.0, a.1, b.1, c.1, d.1];
+        for i in 0..4 {
+            (w[i], w[i + 4]) = S::nibbles(S::bytes(at.add(64 * i)));
+        }
         if let Some(table) = &F::SPEC.table {
-            w = w.map(|x| S::lookup(table, x));
+            for w in &mut w {
+                *w = S::lookup(table, *w);
+            }
         }
         let planes = tile.planes.add(block * F::SPEC.plane_bytes());
         for plane in 0..F::SPEC.planes {
@@ -109,64 +141,50 @@ unsafe fn codes<S: Simd, F: Format>(tile: &TilePtr, block: usize) -> [S::W; 8] {
     }
 }
 
-/// A tile with 8-bit codes and f32 scales, made once for many rows.
-pub(super) struct ExpandedTile<F> {
-    at: *mut u8,
-    blocks: usize,
-    format: std::marker::PhantomData<F>,
+/// A tile with 8-bit codes and two f32 scales a block (second sub-scale, minimum, or nothing), made once for many rows.
+pub(super) struct ExpandedTile<const SUBS: usize, const MINS: bool> {
+    pub at: *const u8,
+    pub blocks: usize,
 }
 
-impl<F: Format> ExpandedTile<F> {
-    const SCALES: usize = F::SPEC.subs + F::SPEC.mins as usize;
+/// Bytes of one block of an expanded tile.
+pub(super) const EXPANDED_BYTES: usize = 512 + 2 * 64;
 
-    /// Bytes of an expanded tile of so many blocks.
-    pub(super) const fn size_bytes(blocks: usize) -> usize {
-        blocks * (512 + 64 * Self::SCALES)
-    }
-
-    /// # Safety
-    /// The processor has `S`, the tile has `blocks` blocks, and `to` is valid for `size_bytes(blocks)`.
-    #[inline(always)]
-    pub(super) unsafe fn new<S: Simd>(tile: &PackedTile<F>, blocks: usize, to: *mut u8) -> Self {
-        let expanded = Self { at: to, blocks, format: std::marker::PhantomData };
-        for block in 0..blocks {
-            // SAFETY: the caller's promises.
-            unsafe {
-                let Block { w, d, m } = tile.block::<S>(block);
-                for (g, w) in w.into_iter().enumerate() {
-                    S::store_bytes(to.add(512 * block + 64 * g), w);
-                }
-                let scales = expanded.scales(block);
-                S::store(scales, d[0]);
-                if F::SPEC.subs == 2 {
-                    S::store(scales.add(LANES), d[1]);
-                } else if F::SPEC.mins {
-                    S::store(scales.add(LANES), m);
-                }
+/// Expands a tile of `blocks` blocks.
+///
+/// # Safety
+/// The processor has `S`, the tile has `blocks` blocks, and `to` is valid for as many times `EXPANDED_BYTES`.
+#[inline(always)]
+pub(super) unsafe fn expand<S: Simd, F: Format>(tile: &PackedTile<F>, blocks: usize, to: *mut u8) {
+    for block in 0..blocks {
+        // SAFETY: the caller's promises.
+        unsafe {
+            let Block { w, d, m } = tile.block::<S>(block);
+            for (g, w) in w.into_iter().enumerate() {
+                S::store_bytes(to.add(512 * block + 64 * g), w);
             }
+            let scales = to.add(512 * blocks + 128 * block).cast::<f32>();
+            S::store(scales, d[0]);
+            S::store(scales.add(LANES), if F::SPEC.mins { m } else { d[1] });
         }
-        expanded
-    }
-
-    #[inline(always)]
-    fn scales(&self, block: usize) -> *mut f32 {
-        self.at.wrapping_add(512 * self.blocks + 64 * Self::SCALES * block).cast()
     }
 }
 
-impl<F: Format> Blocks for ExpandedTile<F> {
-    const SUBS: usize = F::SPEC.subs;
-    const MINS: bool = F::SPEC.mins;
+impl<const SUBS: usize, const MINS: bool> Blocks for ExpandedTile<SUBS, MINS> {
+    const SUBS: usize = SUBS;
+    const MINS: bool = MINS;
 
     #[inline(always)]
     unsafe fn block<S: Simd>(&self, block: usize) -> Block<S> {
         // SAFETY: the caller's promises and `new`'s.
         unsafe {
             let at = self.at.add(512 * block);
-            let w = [0, 1, 2, 3, 4, 5, 6, 7].map(|g| S::bytes(at.add(64 * g)));
-            let scales = self.scales(block).cast_const();
-            let first = S::load(scales);
-            let second = if Self::SCALES == 2 { S::load(scales.add(LANES)) } else { first };
+            let mut w = [S::bytes(at); 8];
+            for (g, w) in w.iter_mut().enumerate() {
+                *w = S::bytes(at.add(64 * g));
+            }
+            let scales = self.at.add(512 * self.blocks + 128 * block).cast::<f32>();
+            let (first, second) = (S::load(scales), S::load(scales.add(LANES)));
             Block { w, d: [first, second], m: second }
         }
     }
@@ -206,21 +224,29 @@ impl Target {
     }
 }
 
-/// All rows of a group, in pieces of 16, 8, 4, 2 and 1: the arithmetic of a row is the same in each.
+/// All rows of a group, in pieces of 16, 8, 4, 2 and 1 up to `MOST`: the arithmetic of a row is the same in each.
 ///
 /// # Safety
 /// The processor has `S`, the tile and the group have `blocks` blocks, and the target has the group's rows.
 #[inline(always)]
-pub(super) unsafe fn dot_group<S: Simd, B: Blocks>(tile: &B, blocks: usize, group: &Group, target: &Target) {
+pub(super) unsafe fn dot_group<S: Simd, B: Blocks, const MOST: usize>(
+    tile: &B,
+    blocks: usize,
+    group: &Group,
+    target: &Target,
+) {
     let mut first = 0;
     while first < group.rows {
         // SAFETY: the caller's promises; each piece fits in what is left.
         unsafe {
-            first += match (group.rows - first).min(S::TILE_M) {
-                16.. => dot_rows::<S, B, 16>(tile, blocks, group, first, target),
-                8.. => dot_rows::<S, B, 8>(tile, blocks, group, first, target),
-                4.. => dot_rows::<S, B, 4>(tile, blocks, group, first, target),
-                2.. => dot_rows::<S, B, 2>(tile, blocks, group, first, target),
+            let most = if MOST < S::TILE_M { MOST } else { S::TILE_M };
+            first += match (group.rows - first).min(most) {
+                16.. if const { MOST >= 16 && S::TILE_M >= 16 } => {
+                    dot_rows::<S, B, 16>(tile, blocks, group, first, target)
+                }
+                8.. if const { MOST >= 8 && S::TILE_M >= 8 } => dot_rows::<S, B, 8>(tile, blocks, group, first, target),
+                4.. if const { MOST >= 4 && S::TILE_M >= 4 } => dot_rows::<S, B, 4>(tile, blocks, group, first, target),
+                2.. if const { MOST >= 2 && S::TILE_M >= 2 } => dot_rows::<S, B, 2>(tile, blocks, group, first, target),
                 _ => dot_rows::<S, B, 1>(tile, blocks, group, first, target),
             };
         }
@@ -245,131 +271,117 @@ unsafe fn dot_rows<S: Simd, B: Blocks, const M: usize>(
         for block in 0..blocks {
             let Block { w, d, m: minimum } = tile.block::<S>(block);
             let at = block * group.rows + first;
-            for (m, sum) in sums.iter_mut().enumerate() {
+            unroll!(M, m, {
                 let codes = group.codes.add((at + m) * BLOCK);
                 let scale = S::splat(*group.scales.add(at + m));
                 let bias = group.biases.add((at + m) * 3);
                 if B::MINS {
                     let dot = S::dot::<false>(&w, codes, 0);
-                    *sum = S::fma(dot, S::mul(d[0], scale), *sum);
-                    *sum = S::fma(minimum, S::splat(*group.sums.add(at + m)), *sum);
+                    sums[m] = S::fma(dot, S::mul(d[0], scale), sums[m]);
+                    sums[m] = S::fma(minimum, S::splat(*group.sums.add(at + m)), sums[m]);
                 } else if B::SUBS == 1 {
                     let dot = S::dot::<true>(&w, codes, *bias);
-                    *sum = S::fma(dot, S::mul(d[0], scale), *sum);
+                    sums[m] = S::fma(dot, S::mul(d[0], scale), sums[m]);
                 } else {
                     let dot = S::dot::<true>(&w[..4], codes, *bias.add(1));
-                    *sum = S::fma(dot, S::mul(d[0], scale), *sum);
+                    sums[m] = S::fma(dot, S::mul(d[0], scale), sums[m]);
                     let dot = S::dot::<true>(&w[4..], codes.add(16), *bias.add(2));
-                    *sum = S::fma(dot, S::mul(d[1], scale), *sum);
+                    sums[m] = S::fma(dot, S::mul(d[1], scale), sums[m]);
                 }
-            }
+            });
         }
-        for (m, sum) in sums.into_iter().enumerate() {
-            target.put::<S>(first + m, sum);
-        }
+        unroll!(M, m, { target.put::<S>(first + m, sums[m]) });
     }
     M
 }
 
-/// A plain float type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FloatType {
-    F32,
-    F16,
-    Bf16,
+/// A plain float type; a tile of it holds 16 values for each input.
+pub(super) trait Float {
+    /// The values of input `k`.
+    ///
+    /// # Safety
+    /// The processor has `S` and the tile has input `k`.
+    unsafe fn load<S: Simd>(tile: *const u8, k: usize) -> S::F;
 }
 
-/// `N` neighbouring tiles of floats against rows `first .. first + M` of a group; answers `M`. Several tiles hide the
-/// latency of the additions, whose order is that of the inputs.
-///
-/// # Safety
-/// The processor has `S`; the tiles have `cols` inputs of type `ty`, the group too; the targets have the group's rows.
-#[inline(always)]
-unsafe fn float_rows<S: Simd, const M: usize, const N: usize>(
-    load: impl Fn(*const u8, usize) -> S::F,
-    tiles: &[*const u8; N],
-    cols: usize,
-    group: &Group,
-    first: usize,
-    targets: &[Target; N],
-) -> usize {
-    // SAFETY: the caller's promises.
-    unsafe {
-        let mut sums = [[S::splat(0.0); N]; M];
-        for k in 0..cols {
-            let w = tiles.map(|tile| load(tile, k));
-            let x = group.floats.add(k * group.rows + first);
-            for (m, sums) in sums.iter_mut().enumerate() {
-                let x = S::splat(*x.add(m));
-                for (sum, w) in sums.iter_mut().zip(w) {
-                    *sum = S::fma(w, x, *sum);
-                }
-            }
-        }
-        for (m, sums) in sums.into_iter().enumerate() {
-            for (sum, target) in sums.into_iter().zip(targets) {
-                target.put::<S>(first + m, sum);
-            }
-        }
-    }
-    M
-}
+pub(super) struct F32;
+pub(super) struct F16;
+pub(super) struct Bf16;
 
-/// All rows of a group against `N` neighbouring tiles of floats.
-///
-/// # Safety
-/// As [`float_rows`].
-#[inline(always)]
-pub(super) unsafe fn float_group<S: Simd, const N: usize>(
-    ty: FloatType,
-    tiles: &[*const u8; N],
-    cols: usize,
-    group: &Group,
-    targets: &[Target; N],
-) {
-    // SAFETY: the caller's promises; input k of a tile is 16 values from 16 k on.
-    unsafe {
-        match ty {
-            FloatType::F32 => {
-                float_pieces::<S, N>(|tile, k| S::load(tile.cast::<f32>().add(LANES * k)), tiles, cols, group, targets)
-            }
-            FloatType::F16 => float_pieces::<S, N>(
-                |tile, k| S::load_f16(tile.cast::<u16>().add(LANES * k)),
-                tiles,
-                cols,
-                group,
-                targets,
-            ),
-            FloatType::Bf16 => float_pieces::<S, N>(
-                |tile, k| S::load_bf16(tile.cast::<u16>().add(LANES * k)),
-                tiles,
-                cols,
-                group,
-                targets,
-            ),
-        }
+impl Float for F32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(tile: *const u8, k: usize) -> S::F {
+        // SAFETY: the caller's promises.
+        unsafe { S::load(tile.cast::<f32>().add(LANES * k)) }
     }
 }
 
-/// # Safety
-/// As [`float_rows`].
-#[inline(always)]
-unsafe fn float_pieces<S: Simd, const N: usize>(
-    load: impl Fn(*const u8, usize) -> S::F + Copy,
-    tiles: &[*const u8; N],
-    cols: usize,
-    group: &Group,
-    targets: &[Target; N],
-) {
-    let mut first = 0;
-    while first < group.rows {
-        // SAFETY: the caller's promises; each piece fits in what is left.
+impl Float for F16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(tile: *const u8, k: usize) -> S::F {
+        // SAFETY: the caller's promises.
+        unsafe { S::load_f16(tile.cast::<u16>().add(LANES * k)) }
+    }
+}
+
+impl Float for Bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(tile: *const u8, k: usize) -> S::F {
+        // SAFETY: the caller's promises.
+        unsafe { S::load_bf16(tile.cast::<u16>().add(LANES * k)) }
+    }
+}
+
+/// `N` neighbouring tiles of floats.
+pub(super) struct FloatTiles<const N: usize> {
+    pub tiles: [*const u8; N],
+    pub targets: [Target; N],
+    pub cols: usize,
+}
+
+impl<const N: usize> FloatTiles<N> {
+    /// All rows of a group.
+    ///
+    /// # Safety
+    /// The processor has `S`; the tiles have `cols` inputs of type `T`, the group too; the targets have its rows.
+    #[inline(always)]
+    pub(super) unsafe fn group<S: Simd, T: Float>(&self, group: &Group) {
+        let mut first = 0;
+        while first < group.rows {
+            // SAFETY: the caller's promises; each piece fits in what is left.
+            unsafe {
+                first += match group.rows - first {
+                    6.. if const { S::TILE_M >= 16 } => self.rows::<S, T, 6>(group, first),
+                    2.. => self.rows::<S, T, 2>(group, first),
+                    _ => self.rows::<S, T, 1>(group, first),
+                };
+            }
+        }
+    }
+
+    /// Rows `first .. first + M` of a group; answers `M`. Several tiles hide the latency of the additions, whose order
+    /// is that of the inputs.
+    ///
+    /// # Safety
+    /// As `group`.
+    #[inline(always)]
+    unsafe fn rows<S: Simd, T: Float, const M: usize>(&self, group: &Group, first: usize) -> usize {
+        // SAFETY: the caller's promises.
         unsafe {
-            first += match group.rows - first {
-                6.. => float_rows::<S, 6, N>(load, tiles, cols, group, first, targets),
-                2.. => float_rows::<S, 2, N>(load, tiles, cols, group, first, targets),
-                _ => float_rows::<S, 1, N>(load, tiles, cols, group, first, targets),
-            };
+            let mut sums = [[S::splat(0.0); N]; M];
+            for k in 0..self.cols {
+                let mut w = [S::splat(0.0); N];
+                unroll!(N, n, { w[n] = T::load::<S>(self.tiles[n], k) });
+                let x = group.floats.add(k * group.rows + first);
+                unroll!(M, m, {
+                    let x = S::splat(*x.add(m));
+                    unroll!(N, n, { sums[m][n] = S::fma(w[n], x, sums[m][n]) });
+                });
+            }
+            unroll!(M, m, {
+                unroll!(N, n, { self.targets[n].put::<S>(first + m, sums[m][n]) });
+            });
         }
+        M
     }
 }

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::{Attend, CONVERT_ROWS, PAGE, PART_PAGES};
+use super::{Attend, CONVERT_ROWS, PAGE, PART_PAGES, Target};
 use crate::kernels::elementwise::exp2;
-use crate::kernels::simd::{LANES, Simd};
+use crate::kernels::simd::{LANES, Simd, unroll};
 
 /// Registers of scores in a page, and of sums in one pass over the values.
 const WIDE: usize = PAGE / LANES;
@@ -98,12 +98,11 @@ pub(super) unsafe fn part<S: Simd>(part: &Part<'_>, to: *mut f32, scratch: *mut 
                 // Head `done + r` stands `(done + r) / group` rows after the pass's first.
                 let visible = |r: usize| (job.first + rows.start + (done + r) / job.group + 1 - page * PAGE).min(PAGE);
                 done += match (count - done).min(S::ATTEND_ROWS) {
-                    1 => page_rows::<S, 1>(&block, heads, visible),
-                    2 => page_rows::<S, 2>(&block, heads, visible),
-                    3 => page_rows::<S, 3>(&block, heads, visible),
-                    4 => page_rows::<S, 4>(&block, heads, visible),
-                    5 => page_rows::<S, 5>(&block, heads, visible),
-                    _ => page_rows::<S, 6>(&block, heads, visible),
+                    6.. if const { S::ATTEND_ROWS >= 6 } => page_rows::<S, 6>(&block, heads, visible),
+                    4.. if const { S::ATTEND_ROWS >= 4 } => page_rows::<S, 4>(&block, heads, visible),
+                    3.. if const { S::ATTEND_ROWS >= 3 } => page_rows::<S, 3>(&block, heads, visible),
+                    2.. if const { S::ATTEND_ROWS >= 2 } => page_rows::<S, 2>(&block, heads, visible),
+                    _ => page_rows::<S, 1>(&block, heads, visible),
                 };
             }
         }
@@ -206,21 +205,15 @@ unsafe fn score<S: Simd, const M: usize, const F32: bool>(block: &Block, heads: 
         let mut sums = [[S::splat(0.0); WIDE]; M];
         for d in 0..block.head_dim {
             let mut keys = [S::splat(0.0); WIDE];
-            for (i, key) in keys.iter_mut().enumerate() {
-                *key = element::<S, F32>(block, d * PAGE + i * LANES);
-            }
-            for (r, sums) in sums.iter_mut().enumerate() {
+            unroll!(WIDE, i, { keys[i] = element::<S, F32>(block, d * PAGE + i * LANES) });
+            unroll!(M, r, {
                 let q = S::splat(*heads.q.add(r * heads.head_dim + d));
-                for (sum, key) in sums.iter_mut().zip(keys) {
-                    *sum = S::fma(key, q, *sum);
-                }
-            }
+                unroll!(WIDE, i, { sums[r][i] = S::fma(keys[i], q, sums[r][i]) });
+            });
         }
-        for (r, sums) in sums.into_iter().enumerate() {
-            for (i, sum) in sums.into_iter().enumerate() {
-                S::store(heads.scores.add(r * PAGE + i * LANES), sum);
-            }
-        }
+        unroll!(M, r, {
+            unroll!(WIDE, i, { S::store(heads.scores.add(r * PAGE + i * LANES), sums[r][i]) });
+        });
     }
 }
 
@@ -283,29 +276,23 @@ unsafe fn gather<S: Simd, const M: usize, const N: usize, const F32: bool>(
     // SAFETY: the caller's promises; the values start after the keys.
     unsafe {
         let mut sums = [[S::splat(0.0); N]; M];
-        for (r, sums) in sums.iter_mut().enumerate() {
+        unroll!(M, r, {
             let shrink = S::splat(*heads.tail(r).add(state::SHRINK));
-            for (i, sum) in sums.iter_mut().enumerate() {
-                *sum = S::mul(S::load(heads.state.add(r * (head_dim + LANES) + at + i * LANES)), shrink);
-            }
-        }
+            unroll!(N, i, {
+                sums[r][i] = S::mul(S::load(heads.state.add(r * (head_dim + LANES) + at + i * LANES)), shrink);
+            });
+        });
         for t in 0..tokens {
             let mut values = [S::splat(0.0); N];
-            for (i, value) in values.iter_mut().enumerate() {
-                *value = element::<S, F32>(block, (PAGE + t) * head_dim + at + i * LANES);
-            }
-            for (r, sums) in sums.iter_mut().enumerate() {
+            unroll!(N, i, { values[i] = element::<S, F32>(block, (PAGE + t) * head_dim + at + i * LANES) });
+            unroll!(M, r, {
                 let weight = S::splat(*heads.scores.add(r * PAGE + t));
-                for (sum, value) in sums.iter_mut().zip(values) {
-                    *sum = S::fma(value, weight, *sum);
-                }
-            }
+                unroll!(N, i, { sums[r][i] = S::fma(values[i], weight, sums[r][i]) });
+            });
         }
-        for (r, sums) in sums.into_iter().enumerate() {
-            for (i, sum) in sums.into_iter().enumerate() {
-                S::store(heads.state.add(r * (head_dim + LANES) + at + i * LANES), sum);
-            }
-        }
+        unroll!(M, r, {
+            unroll!(N, i, { S::store(heads.state.add(r * (head_dim + LANES) + at + i * LANES), sums[r][i]) });
+        });
     }
 }
 
@@ -344,13 +331,7 @@ pub(super) unsafe fn merge<S: Simd>(head_dim: usize, heads: usize, total: *mut f
 /// # Safety
 /// The processor has `S`; `total` holds the states of the rows, `out` the job's rows and columns.
 #[inline(always)]
-pub(super) unsafe fn finish<S: Simd>(
-    job: &Attend<'_>,
-    rows: Range<usize>,
-    total: *const f32,
-    out: *mut f32,
-    stride: usize,
-) {
+pub(super) unsafe fn finish<S: Simd>(job: &Attend<'_>, rows: Range<usize>, total: *const f32, out: Target) {
     let head_dim = job.shape.head_dim;
     for (n, row) in rows.enumerate() {
         for h in 0..job.group {
@@ -358,7 +339,7 @@ pub(super) unsafe fn finish<S: Simd>(
             unsafe {
                 let from = total.add((n * job.group + h) * (head_dim + LANES));
                 let weight = S::splat(*from.add(head_dim + state::WEIGHT));
-                let to = out.add(row * stride + h * head_dim);
+                let to = out.at.add(row * out.stride + h * head_dim);
                 for at in (0..head_dim).step_by(LANES) {
                     S::store(to.add(at), S::div(S::load(from.add(at)), weight));
                 }

@@ -66,20 +66,18 @@ impl Simd for Avx2 {
     unsafe fn load_bf16(from: *const u16) -> F {
         // SAFETY: see above.
         unsafe {
-            let half = |from: *const u16| {
-                let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-            };
-            [half(from), half(from.add(8))]
+            let low = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast())));
+            let high = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast())));
+            [_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)]
         }
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> F {
         // SAFETY: see above.
         unsafe {
-            let half =
-                |from: *const i8| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast::<__m128i>())));
-            [half(from), half(from.add(8))]
+            let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast::<__m128i>()));
+            let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8).cast::<__m128i>()));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
         }
     }
     #[inline(always)]
@@ -160,12 +158,13 @@ impl Simd for Avx2 {
         let count = count.min(16) as i32;
         // SAFETY: see above.
         unsafe {
-            let half = |first: i32, x, other| {
-                let lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(first));
-                let keep = _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane);
-                _mm256_blendv_ps(other, x, _mm256_castsi256_ps(keep))
-            };
-            [half(0, x[0], other[0]), half(8, x[1], other[1])]
+            let count = _mm256_set1_epi32(count);
+            let low = _mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+            let high = _mm256_cmpgt_epi32(count, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15));
+            [
+                _mm256_blendv_ps(other[0], x[0], _mm256_castsi256_ps(low)),
+                _mm256_blendv_ps(other[1], x[1], _mm256_castsi256_ps(high)),
+            ]
         }
     }
     #[inline(always)]
@@ -173,14 +172,17 @@ impl Simd for Avx2 {
         // SAFETY: see above.
         unsafe {
             let one = _mm256_castps_si256(_mm256_set1_ps(1.0));
-            let half = |x| {
-                let shifted = _mm256_slli_epi32::<23>(_mm256_castps_si256(x));
-                _mm256_castsi256_ps(_mm256_add_epi32(shifted, one))
-            };
-            both!(half, x)
+            let low = _mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(x[0])), one);
+            let high = _mm256_add_epi32(_mm256_slli_epi32::<23>(_mm256_castps_si256(x[1])), one);
+            [_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)]
         }
     }
 
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: see above; prefetching never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> W {
         // SAFETY: see above.
@@ -199,9 +201,9 @@ impl Simd for Avx2 {
         // SAFETY: see above.
         unsafe {
             let mask = _mm256_set1_epi8(15);
-            let low = |x| _mm256_and_si256(x, mask);
-            let high = |x| _mm256_and_si256(_mm256_srli_epi16::<4>(x), mask);
-            (both!(low, x), both!(high, x))
+            let low = [_mm256_and_si256(x[0], mask), _mm256_and_si256(x[1], mask)];
+            let shifted = both!(_mm256_srli_epi16::<4>, x);
+            (low, [_mm256_and_si256(shifted[0], mask), _mm256_and_si256(shifted[1], mask)])
         }
     }
     #[inline(always)]
@@ -219,12 +221,14 @@ impl Simd for Avx2 {
             // Byte i of a half looks at bit i % 8 of mask byte i / 8.
             let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
             let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
-            let half = |mask: u32, x| {
-                let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(mask as i32), spread);
+            let value = _mm256_set1_epi8(value as i8);
+            let mut sum = x;
+            for (i, sum) in sum.iter_mut().enumerate() {
+                let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((mask >> (32 * i)) as i32), spread);
                 let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
-                _mm256_add_epi8(x, _mm256_and_si256(set, _mm256_set1_epi8(value as i8)))
-            };
-            [half(mask as u32, x[0]), half((mask >> 32) as u32, x[1])]
+                *sum = _mm256_add_epi8(*sum, _mm256_and_si256(set, value));
+            }
+            sum
         }
     }
     #[inline(always)]

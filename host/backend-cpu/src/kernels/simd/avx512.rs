@@ -123,6 +123,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: see above; prefetching never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[inline(always)]
     unsafe fn bytes(from: *const u8) -> __m512i {
         // SAFETY: see above.
         unsafe { _mm512_loadu_si512(from.cast()) }

@@ -72,6 +72,8 @@ pub(super) trait Simd: Copy + 'static {
     /// `2^n` where `n` is the integer in the low mantissa bits of `x`, of -126 to 127; see [`ROUNDING`].
     unsafe fn power_of_two(x: Self::F) -> Self::F;
 
+    /// Asks for a cache line that will be read soon; any address will do.
+    unsafe fn prefetch(at: *const u8);
     /// Reads 64 bytes.
     unsafe fn bytes(from: *const u8) -> Self::W;
     /// Writes 64 bytes.
@@ -97,6 +99,24 @@ pub(super) trait Simd: Copy + 'static {
         }
     }
 }
+
+/// `unroll!(COUNT, i, { .. })` repeats the block for `i` of 0 to `COUNT - 1`, at most 16, as straight code: arrays of
+/// registers that are indexed by a loop's counter end up in memory when the loop is long.
+macro_rules! unroll {
+    ($count:expr, $i:ident, $body:block) => {
+        $crate::kernels::simd::unroll!(@ 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; $count, $i, $body)
+    };
+    (@ $($n:literal)+; $count:expr, $i:ident, $body:block) => {
+        $(
+            if const { $n < $count } {
+                // The remainder changes nothing here; it keeps indices in bounds where the block is never reached.
+                let $i: usize = $n % $count;
+                $body
+            }
+        )+
+    };
+}
+pub(super) use unroll;
 
 /// `entry!(unsafe fn name = generic(arg: Type, ..) -> Type)` defines `name(isa, arg, ..)`, which runs
 /// `generic::<S>(arg, ..)` compiled for `isa`. Safety: that of the generic function, less the instruction set, which an

@@ -128,6 +128,8 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(_at: *const u8) {}
+    #[inline(always)]
     unsafe fn bytes(from: *const u8) -> W {
         // SAFETY: the caller's promise.
         unsafe { read(from) }

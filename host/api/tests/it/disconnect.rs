@@ -35,8 +35,7 @@ fn endless(seats: u16) -> TestServer {
 async fn connect(server: &TestServer, stream: bool) -> TcpStream {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("a bound address");
-    let router = server.router.clone();
-    tokio::spawn(async move { axum::serve(listener, router).await });
+    tokio::spawn(api::serve(listener, server.state.clone(), std::future::pending()));
     let mut socket = TcpStream::connect(address).await.expect("the server listens");
     let body = hi(json!({"stream": stream, "max_tokens": 8000, "ignore_eos": true})).to_string();
     let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());

@@ -30,6 +30,7 @@ pub struct Setup {
 
 pub struct TestServer {
     pub router: Router,
+    pub state: ApiState,
     pub engine: Handle,
 }
 
@@ -79,7 +80,7 @@ pub fn serve(script: Value, setup: Setup) -> TestServer {
     };
     let state = ApiState::new(setup.options, setup.keys);
     state.open(Loaded { models: vec![model], registry, plugins: Arc::new(NoPlugins) }).expect("one model");
-    TestServer { router: router(state), engine }
+    TestServer { router: router(state.clone()), state, engine }
 }
 
 impl TestServer {

@@ -118,7 +118,7 @@ async fn keys() {
 async fn before_the_models_are_loaded() {
     let state = ApiState::new(ApiOptions::default(), Keys::default());
     let engine = ok().engine;
-    let server = TestServer { router: router(state), engine };
+    let server = TestServer { router: router(state.clone()), state, engine };
     assert_eq!(server.get("/health").await.status, 200);
     let ready = server.get("/ready").await;
     assert_eq!((ready.status.as_u16(), ready.json()["status"].clone()), (503, json!("loading")));

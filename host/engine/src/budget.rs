@@ -66,7 +66,9 @@ impl Budget {
         self.row_context += (step.context / f64::from(step.rows) - self.row_context) * (1.0 - FADE);
         let [a, b, c] = fit(&self.normal, &self.right);
         let row_ms = b / ROWS_UNIT + c * self.row_context / CONTEXT_UNIT;
-        let fitting = (self.target_ms - a) / row_ms.max(f64::MIN_POSITIVE);
+        // Where the fixed cost is most of the target, or above it, smaller steps would only repeat it: the rows may then
+        // cost as much as it does, and a step is at most twice as long as it must be.
+        let fitting = (self.target_ms - a).max(a) / row_ms.max(f64::MIN_POSITIVE);
         // Beyond what was measured the fit only guesses, so the budget at most doubles.
         let most = self.budget.saturating_mul(2).min(self.rows_max);
         self.budget = (fitting.clamp(1.0, f64::from(most)) as u32).max(1);
@@ -136,10 +138,17 @@ mod tests {
         assert!(far < near / 4, "{far} {near}");
     }
 
-    /// A device whose steps cost nothing is used in full; one slower than the target still gets a row.
+    /// A device whose steps cost nothing is used in full; one whose rows are slower than the target gets a row.
     #[test]
     fn extremes_stay_in_range() {
         assert_eq!(after((0..20).map(|_| (64, 0.0)), |_, _| 0.0), 4096);
-        assert_eq!(after((0..200).map(|_| (64, 0.0)), |_, _| 1e6), 1);
+        assert_eq!(after((0..200).map(|n| (1 + n % 64, 0.0)), |rows, _| 1e3 * f64::from(rows)), 1);
+    }
+
+    /// A fixed cost above the target does not shrink the steps to nothing: 100 ms + 1 ms a row gives 100 rows.
+    #[test]
+    fn a_large_fixed_cost_is_shared_by_many_rows() {
+        let rows = after((0..200).map(|n| (8 + n % 97, 0.0)), |rows, _| 100.0 + f64::from(rows));
+        assert!((95..=105).contains(&rows), "{rows}");
     }
 }

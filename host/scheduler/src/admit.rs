@@ -3,9 +3,10 @@
 use contract::{PAGE_TOKENS, Slot};
 
 use crate::limits::READMIT_HEADROOM_TOKENS;
-use crate::plan::{Append, Bind, Room, Started};
+use crate::plan::Room;
 use crate::queue::Scheduler;
 use crate::request::{Entry, Phase};
+use crate::step::{Append, Bind, Started};
 
 impl Scheduler {
     /// Seats a request if a seat, the pages and the budget are there; answers the rows of its first chunk, or 0.

@@ -67,13 +67,15 @@ impl Scheduler {
             Some(_) if entry.emitted() >= entry.new_tokens_max => Some(Ending::Length),
             _ => None,
         };
+        let missing = launched.emits && taken == 0;
         if entry.is_running() && entry.binding == launched.binding {
+            // A run that gave nothing is taken back by its last row: only a hanging sequence lives on after this.
+            entry.computed -= u32::from(missing);
             entry.committed = result.end.min(launched.end);
             if entry.committed >= (entry.named_pages + 1) * PAGE_TOKENS {
                 self.name_pages(slot);
             }
         }
-        let missing = launched.emits && taken == 0;
         let ended = ending.and_then(|ending| Some((ending, self.remove(slot)?)));
         Some(Committed { slot, tokens: taken, missing, ended })
     }

@@ -2,7 +2,8 @@
 //!
 //! A decision that names a slot nobody has, names one twice in `grant`, or lists more than there is comes from a policy
 //! that lost track: it is invalid as a whole, a strike, and FCFS decides the step. Advice about a real slot that cannot
-//! be followed is left out and counted as a [`Violation`]; the rest of the decision stands.
+//! be followed is left out and counted as a [`Violation`]; the rest of the decision stands. `draft` is bounded by the
+//! depth that the backend can verify, which is none without a drafter, so it has no effect here.
 
 use contract::Slot;
 use contract::policy::{Decision, Grant};

@@ -4,7 +4,7 @@
 //! device either; it hands out a [`StepPlan`] and takes the results back.
 //!
 //! A step is [`Scheduler::delta`] (what a policy is told), [`Scheduler::plan`] (a policy's decision, or native FCFS,
-//! checked and turned into runs) and [`Scheduler::commit_run`] (what the runs gave). Start reading at [`plan`]; the
+//! checked and turned into runs) and [`Scheduler::commit_run`] (what the runs gave). Start reading at [`Scheduler::plan`]; the
 //! rules between host and policy are the scheduler interface of `docs/protocols.md`. Policies advise: seats, pages,
 //! budget, a starvation bound and progress under preemption are enforced here whatever they say.
 
@@ -15,13 +15,14 @@ mod decision;
 mod fcfs;
 mod limits;
 mod pages;
-pub mod plan;
+mod plan;
 mod policy_view;
 mod preempt;
 mod prefix;
 mod queue;
 mod request;
 mod seats;
+mod step;
 mod tenants;
 
 #[cfg(test)]
@@ -33,6 +34,6 @@ pub use commit::{Committed, Ending, RunResult};
 pub use decision::{Advice, InvalidDecision, Violation};
 pub use limits::{Config, ConfigError, NeverFits, PREEMPTIONS_MAX, Tick};
 pub use pages::PageCounts;
-pub use plan::{Append, Bind, Feed, PlannedRun, Refused, Started, StepPlan};
 pub use queue::Scheduler;
 pub use request::{Ended, NewRequest, RequestView};
+pub use step::{Append, Bind, Feed, PlannedRun, Refused, Started, StepPlan};

@@ -9,6 +9,10 @@ pub const PREEMPTIONS_MAX: u32 = 5;
 /// Waiting requests that are looked at for starvation in one step, oldest first; the rest is younger.
 pub(crate) const STARVED_SCAN_MAX: usize = 16;
 
+/// Rows of prompt that every step has room for, however many requests decode and however slow the device is: about
+/// one tile of a matrix product, so they cost little more than one row.
+pub(crate) const PREFILL_ROWS_MIN: u32 = 16;
+
 /// Prompts that native FCFS shares one step's budget between. More would only make chunks of less than a page.
 pub(crate) const FCFS_PREFILLS_MAX: usize = 64;
 

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use contract::policy::{Arrival, Progress};
 use contract::{Seat, Slot, TokenId};
 
-use crate::limits::{Config, ConfigError, NeverFits, Tick};
+use crate::limits::{Config, ConfigError, NeverFits, PREFILL_ROWS_MIN, Tick};
 use crate::pages::{PageCounts, PagePool};
-use crate::plan::{Launched, PlanScratch, StepPlan};
+use crate::plan::{Launched, PlanScratch};
 use crate::policy_view::PolicyView;
 use crate::prefix::Node;
 use crate::request::{Ended, Entry, NewRequest, Phase, RequestView};
 use crate::seats::Seats;
+use crate::step::StepPlan;
 use crate::tenants::Tenants;
 
 /// All requests, and everything they share.
@@ -181,7 +182,7 @@ impl Scheduler {
 
     /// Rows of the next step for this tick: never so few that prefill stands still beside many decoding requests.
     pub(crate) fn step_budget(&self, tick: &Tick, decoding: u32) -> u32 {
-        let least = decoding.saturating_add(contract::PAGE_TOKENS).max(self.config.resume_align);
+        let least = decoding.saturating_add(PREFILL_ROWS_MIN.max(self.config.resume_align));
         tick.token_budget.max(least).min(self.config.max_rows)
     }
 

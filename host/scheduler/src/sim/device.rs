@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use contract::{PAGE_TOKENS, PageId, Seat, TokenId};
 
 use crate::Config;
-use crate::plan::{Bind, Feed, StepPlan};
+use crate::step::{Bind, Feed, StepPlan};
 
 /// A token that depends on every token before it, and on their order.
 pub(crate) fn next_token(tokens: impl Iterator<Item = TokenId>) -> TokenId {

@@ -140,10 +140,6 @@ impl ScriptBackend {
         let (start, end) = (sequence.len as usize, sequence.len as usize + run.rows as usize);
         match &run.feed {
             Feed::Last if run.rows == 1 && !sequence.unsampled => {
-                // A sequence that hangs has no new last token: its row runs again in place.
-                if sequence.walk.hangs() && start == sequence.tokens.len() {
-                    return Ok(key);
-                }
                 if start + 1 != sequence.tokens.len() {
                     let known = sequence.tokens.len();
                     return Err(invalid(format!("{:?}: last token fed at {start}, {known} are known", run.seat)));
@@ -205,8 +201,12 @@ impl ScriptBackend {
                         sequence.done = done;
                         entry.done = done;
                     }
-                    // Not done: it would hang in every further step.
-                    Said::Nothing => entry.fault = Some(SeatFault::Hang),
+                    // Not done: it hangs in every further step, its last row never having run.
+                    Said::Nothing => {
+                        sequence.len -= 1;
+                        entry.end = sequence.len;
+                        entry.fault = Some(SeatFault::Hang);
+                    }
                     Said::Fault(fault) => {
                         sequence.done = true;
                         entry.done = fault != SeatFault::Length;

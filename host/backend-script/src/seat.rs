@@ -39,11 +39,6 @@ impl Walk {
         &self.play
     }
 
-    /// Whether the next sample says nothing, and all after it.
-    pub fn hangs(&self) -> bool {
-        self.play.end == End::Hang && self.generated as usize >= self.play.tokens.len()
-    }
-
     /// The next token. `mask`: what the grammar allows.
     pub fn say(&mut self, mask: Option<&[u32]>) -> Said {
         let index = self.generated as usize;

@@ -48,7 +48,7 @@ mod tests {
     fn mistakes_name_the_file_and_the_row() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
-        let mut error = |text: &str| {
+        let error = |text: &str| {
             std::fs::write(&path, text).unwrap();
             read(&path).map(|_| ()).map_err(|e| format!("{e:#}"))
         };

@@ -122,6 +122,34 @@ fn a_sequence_does_not_depend_on_its_company() {
     }
 }
 
+/// A long sequence whose attention several threads share gives the same bits as on one thread, alone or in company.
+#[test]
+fn long_sequences_are_shared_among_threads() {
+    let mut model = quantised(spec("tiny-llama"), WeightType::Q4_1);
+    model.context_len = 2048;
+    let prompt = prompt(5, 1_300);
+    let run = |threads: usize, chunk: usize| {
+        let mut driver = Driver::new(load(model.clone(), Numerics::Fast, threads));
+        driver.bind(0, &greedy(), 0, &prompt);
+        driver.bind(1, &greedy(), 0, &prompt[..9]);
+        driver.step(&[feed(1, &prompt[..9], Emit::Next)]);
+        let mut chunks = prompt.chunks(chunk).peekable();
+        let mut found = Vec::new();
+        while let Some(chunk) = chunks.next() {
+            let emit = if chunks.peek().is_none() { Emit::Next } else { Emit::Nothing };
+            found.extend(observed(&mut driver, &[feed(0, chunk, emit)]));
+        }
+        (0..3).for_each(|_| found.extend(observed(&mut driver, &[next(0)])));
+        (0..3).for_each(|_| found.push(observed(&mut driver, &[next(0), next(1)]).remove(0)));
+        found
+    };
+    let expected = run(1, 256);
+    assert_eq!(expected.len(), 7);
+    for (threads, chunk) in [(2, 256), (3, 200), (2, 65)] {
+        assert_eq!(run(threads, chunk), expected, "{threads} threads, chunks of {chunk}");
+    }
+}
+
 /// int8 activations stay near the oracle.
 #[test]
 fn quantised_models_follow_the_oracle() {

@@ -10,15 +10,26 @@ pub struct Broken;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// A value must begin; after `[` it may also be the end.
-    Value { or_end: bool },
+    Value {
+        or_end: bool,
+    },
     /// A key must begin; after `{` it may also be the end.
-    Key { or_end: bool },
+    Key {
+        or_end: bool,
+    },
     Colon,
     /// After a value inside a container.
     Next,
-    Text { key: bool },
-    Escape { key: bool },
-    Hex { key: bool, left: u8 },
+    Text {
+        key: bool,
+    },
+    Escape {
+        key: bool,
+    },
+    Hex {
+        key: bool,
+        left: u8,
+    },
     Number(Number),
     /// The rest of `true`, `false` or `null`.
     Word(&'static [u8]),
@@ -227,14 +238,29 @@ mod tests {
     #[test]
     fn takes_what_serde_takes() {
         let texts = [
-            "{}", "[]", "{\"a\": [1, -0.5e+3, true, null, \"\\u00e9\\n\"], \"b\": {\"c\": []}}", "[[[]], {}]", "\"x\"",
+            "{}",
+            "[]",
+            "{\"a\": [1, -0.5e+3, true, null, \"\\u00e9\\n\"], \"b\": {\"c\": []}}",
+            "[[[]], {}]",
+            "\"x\"",
         ];
         for text in texts {
             assert_eq!(check(text), (text.len(), true), "{text}");
         }
         let broken = [
-            ("{,}", 1), ("[1,]", 3), ("{\"a\" 1}", 5), ("[01]", 2), ("[1.]", 3), ("{\"a\":}", 5), ("[\"\\x\"]", 3),
-            ("[tru]", 4), ("[-]", 2), ("{]", 1), ("[\"a\nb\"]", 3), ("[1 2]", 3), ("[1e]", 3),
+            ("{,}", 1),
+            ("[1,]", 3),
+            ("{\"a\" 1}", 5),
+            ("[01]", 2),
+            ("[1.]", 3),
+            ("{\"a\":}", 5),
+            ("[\"\\x\"]", 3),
+            ("[tru]", 4),
+            ("[-]", 2),
+            ("{]", 1),
+            ("[\"a\nb\"]", 3),
+            ("[1 2]", 3),
+            ("[1e]", 3),
         ];
         for (text, at) in broken {
             assert_eq!(check(text), (at, false), "{text}");

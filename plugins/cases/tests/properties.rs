@@ -5,14 +5,46 @@ use proptest::prelude::*;
 
 /// Pieces of the formats, whole and broken, between ordinary text.
 const WORDS: [&str; 30] = [
-    "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>", "<function=g>", "</function>",
-    "<parameter=a>", "<parameter=b>", "</parameter>", "{\"name\": \"f\", ", "\"arguments\": {", "\"a\": 1", "\"x\"", "}",
-    "}}", "\\", "\n", "\n\n", " ", "é", "你", "<", "</", "text", "42", "{\"arguments\": {\"b\": [1, {}]}, ",
-    "\"name\": \"f\"}", "true", "\u{1}",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<function=f>",
+    "<function=g>",
+    "</function>",
+    "<parameter=a>",
+    "<parameter=b>",
+    "</parameter>",
+    "{\"name\": \"f\", ",
+    "\"arguments\": {",
+    "\"a\": 1",
+    "\"x\"",
+    "}",
+    "}}",
+    "\\",
+    "\n",
+    "\n\n",
+    " ",
+    "é",
+    "你",
+    "<",
+    "</",
+    "text",
+    "42",
+    "{\"arguments\": {\"b\": [1, {}]}, ",
+    "\"name\": \"f\"}",
+    "true",
+    "\u{1}",
 ];
 
-const CHAINS: [&[&str]; 6] =
-    [&["hermes"], &["qwen3"], &["qwen3_coder"], &["qwen3", "qwen3_coder"], &["deepseek_r1", "hermes"], &["qwen3", "hermes"]];
+const CHAINS: [&[&str]; 6] = [
+    &["hermes"],
+    &["qwen3"],
+    &["qwen3_coder"],
+    &["qwen3", "qwen3_coder"],
+    &["deepseek_r1", "hermes"],
+    &["qwen3", "hermes"],
+];
 
 fn setup(prefix: &str) -> Setup {
     let schema = "{\"properties\": {\"a\": {\"type\": \"integer\"}, \"b\": {\"type\": \"string\"}}}";
@@ -84,7 +116,7 @@ proptest! {
     /// The fuzz entry point takes any bytes.
     #[test]
     fn any_bytes(data in prop::collection::vec(any::<u8>(), 0..200)) {
-        cases::fuzz(&data);
+        CHAINS.iter().for_each(|names| cases::fuzz(names, &data));
     }
 }
 

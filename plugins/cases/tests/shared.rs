@@ -8,7 +8,9 @@ const CASES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cases/case
 fn bundled() -> Vec<Value> {
     let text = std::fs::read_to_string(CASES).expect("the repository holds the cases");
     let cases = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("one case per line"));
-    cases.filter(|case| !names(case).is_empty() && names(case).iter().all(|name| STAGES.contains(&name.as_str()))).collect()
+    cases
+        .filter(|case| !names(case).is_empty() && names(case).iter().all(|name| STAGES.contains(&name.as_str())))
+        .collect()
 }
 
 fn names(case: &Value) -> Vec<String> {
@@ -120,7 +122,8 @@ fn markers_as_tokens() {
         let mut rest: String = pieces(case).iter().map(|(text, _)| text.as_str()).collect();
         let mut tokens: Vec<Piece> = Vec::new();
         while !rest.is_empty() {
-            let next = setup.added.iter().filter_map(|(text, id)| Some((rest.find(text.as_str())?, text.len(), *id))).min();
+            let next =
+                setup.added.iter().filter_map(|(text, id)| Some((rest.find(text.as_str())?, text.len(), *id))).min();
             let (at, len, id) = next.unwrap_or((rest.len(), 0, 0));
             tokens.extend(cut(&rest[..at], 3));
             if len > 0 {

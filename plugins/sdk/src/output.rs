@@ -122,7 +122,7 @@ macro_rules! export_stage {
             #[cfg(target_arch = "wasm32")]
             type TokenloomComponent = $crate::output::Component<$stage>;
             #[cfg(target_arch = "wasm32")]
-            $crate::output_bindings::export!(TokenloomComponent with_types_in $crate::output_bindings);
+    $crate::output_bindings::export!(TokenloomComponent with_types_in $crate::output_bindings);
         };
     };
 }

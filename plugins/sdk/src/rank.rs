@@ -57,7 +57,8 @@ impl<K> Entry<K> {
         if self.running {
             self.request.prompt_tokens.saturating_sub(self.computed)
         } else {
-            let cached = if self.computed == 0 && self.emitted == 0 { self.request.cached_tokens } else { self.computed };
+            let cached =
+                if self.computed == 0 && self.emitted == 0 { self.request.cached_tokens } else { self.computed };
             self.request.prompt_tokens.saturating_add(self.emitted).saturating_sub(cached).max(1)
         }
     }
@@ -113,8 +114,7 @@ impl<R: Rank> Ranked<R> {
         }
         let place = (self.rank.rank(&request), request.arrived_us, slot);
         self.queue.insert(place.clone());
-        self.slots[slot as usize] =
-            Some(Entry { request, place, computed: 0, emitted: 0, running: false, granted: 0 });
+        self.slots[slot as usize] = Some(Entry { request, place, computed: 0, emitted: 0, running: false, granted: 0 });
     }
 
     fn remove(&mut self, slot: u32) {

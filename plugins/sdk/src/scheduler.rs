@@ -104,7 +104,7 @@ macro_rules! export_scheduler {
             #[cfg(target_arch = "wasm32")]
             type TokenloomComponent = $crate::scheduler::Component<$scheduler>;
             #[cfg(target_arch = "wasm32")]
-            $crate::scheduler_bindings::export!(TokenloomComponent with_types_in $crate::scheduler_bindings);
+    $crate::scheduler_bindings::export!(TokenloomComponent with_types_in $crate::scheduler_bindings);
         };
     };
 }

@@ -8,6 +8,10 @@ use crate::{PluginError, disable};
 /// as no settings.
 pub fn parse<T: DeserializeOwned>(settings_json: &str) -> Result<T, PluginError> {
     let text = if settings_json.trim().is_empty() { "{}" } else { settings_json };
+    // A list would be taken for the fields in order.
+    if !text.trim_start().starts_with('{') {
+        return Err(disable("invalid-settings", "settings: a JSON object is needed"));
+    }
     serde_json::from_str(text).map_err(|error| disable("invalid-settings", format!("settings: {error}")))
 }
 

@@ -72,7 +72,7 @@ macro_rules! export_template {
             #[cfg(target_arch = "wasm32")]
             type TokenloomComponent = $crate::template::Component<$template>;
             #[cfg(target_arch = "wasm32")]
-            $crate::template_bindings::export!(TokenloomComponent with_types_in $crate::template_bindings);
+    $crate::template_bindings::export!(TokenloomComponent with_types_in $crate::template_bindings);
         };
     };
 }

@@ -1,8 +1,8 @@
 //! First come, first served: the order of arrival alone decides.
 
-use tokenloom_sdk::{NoSettings, PluginError};
 use tokenloom_sdk::rank::Rank;
 use tokenloom_sdk::scheduler::Arrival;
+use tokenloom_sdk::{NoSettings, PluginError};
 
 #[derive(Clone)]
 pub struct Fcfs;

@@ -4,8 +4,8 @@ use blocks::json;
 use blocks::markers::{Towards, towards};
 use blocks::tool::{CallOut, NAME_BYTES_MAX, Step};
 
-use crate::types::{Kind, Tools};
 use crate::FUNCTION;
+use crate::types::{Kind, Tools};
 
 const PARAMETER: &str = "<parameter=";
 const END_PARAMETER: &str = "</parameter>";
@@ -257,4 +257,3 @@ impl Value {
         }
     }
 }
-

@@ -136,7 +136,8 @@ mod tests {
     use tokenloom_sdk::output::CallKind;
 
     fn json(schema: &str, text: &str) -> String {
-        let schema_json = format!("{{\"properties\": {{\"p\": {schema}}}, \"$defs\": {{\"n\": {{\"type\": \"number\"}}}}}}");
+        let schema_json =
+            format!("{{\"properties\": {{\"p\": {schema}}}, \"$defs\": {{\"n\": {{\"type\": \"number\"}}}}}}");
         let tool = Tool { name: "f".into(), kind: CallKind::Json, schema_json: Some(schema_json), strict: false };
         Tools::new(&[tool]).kind("f", "p").json(text)
     }

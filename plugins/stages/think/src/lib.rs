@@ -198,7 +198,11 @@ impl ThinkSession {
         match self.search(&text) {
             Found::Whole { at, which } if at == space => {
                 let mark = [&self.open, &self.close][which].text.len();
-                if which == 0 { self.opened() } else { self.closed() }
+                if which == 0 {
+                    self.opened()
+                } else {
+                    self.closed()
+                }
                 text[at + mark..].to_string()
             }
             Found::Part { at } if at == space => {

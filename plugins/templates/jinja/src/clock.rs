@@ -12,7 +12,17 @@ pub struct Moment {
 }
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
     "December",
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
@@ -87,7 +97,7 @@ impl Moment {
     fn code(&self, code: char, bare: bool, out: &mut String) {
         let month = MONTHS[self.month as usize - 1];
         let day = DAYS[self.weekday()];
-        let twelve = if self.hour % 12 == 0 { 12 } else { self.hour % 12 };
+        let twelve = (self.hour + 11) % 12 + 1;
         let number = match code {
             'd' => (self.day, 2),
             'm' => (self.month, 2),

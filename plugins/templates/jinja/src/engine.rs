@@ -13,7 +13,7 @@ use crate::{python, source};
 
 /// Work a template may do for one prompt, in minijinja's units: an instruction is one, 64 bytes of text are one. The
 /// longest real prompt (1 MiB of messages, 100 tools) takes below a tenth.
-const FUEL: u64 = 50_000_000;
+const FUEL: u64 = 10_000_000;
 
 /// Calls and blocks inside one another. Real templates stay below 10; the guest's stack ends somewhere above 200.
 const RECURSION_MAX: usize = 100;
@@ -64,7 +64,9 @@ pub fn environment(template: &str, now: Now) -> Result<Environment<'static>, Err
     env.add_test("sequence", |value: Value| {
         value.is_undefined() || matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
     });
-    env.add_test("iterable", |value: Value| value.is_undefined() || value.try_iter().is_ok() || value.as_str().is_some());
+    env.add_test("iterable", |value: Value| {
+        value.is_undefined() || value.try_iter().is_ok() || value.as_str().is_some()
+    });
     env.add_test("number", |value: Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
     env.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
         let text = python::text(&message)?;

@@ -118,9 +118,9 @@ pub fn tojson(value: &Value, options: &Kwargs) -> Result<String, Error> {
     if let Some(pair) = options.get::<Option<Value>>("separators")?.filter(|value| !value.is_none()) {
         let mut parts = pair.try_iter()?;
         let mut part = || parts.next().and_then(|v| v.as_str().map(str::to_string));
-        (item, key) = part().zip(part()).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidOperation, "tojson: separators must be a pair of strings")
-        })?;
+        (item, key) = part()
+            .zip(part())
+            .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "tojson: separators must be a pair of strings"))?;
     }
     let flag = |name| Ok::<_, Error>(options.get::<Option<Value>>(name)?.is_some_and(|value| value.is_true()));
     let style = Style { ensure_ascii: flag("ensure_ascii")?, sort_keys: flag("sort_keys")?, indent, item, key };
@@ -268,7 +268,8 @@ mod tests {
 
     #[test]
     fn containers_read_like_python() {
-        let value = Value::from(minijinja::value::Serde(serde_json::json!({"a": [1, 1e20, "it's", null, true], "b": {}})));
+        let value =
+            Value::from(minijinja::value::Serde(serde_json::json!({"a": [1, 1e20, "it's", null, true], "b": {}})));
         assert_eq!(text(&value).expect("prints"), "{'a': [1, 1e+20, \"it's\", None, True], 'b': {}}");
     }
 }

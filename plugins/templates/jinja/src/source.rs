@@ -53,7 +53,8 @@ pub fn rewrite(source: &str) -> String {
         };
         match end {
             Some(end) => {
-                if !matches!(source.as_bytes().get(start + 1), Some(b'{' | b'%')) || raw_block(source, start).is_some() {
+                if !matches!(source.as_bytes().get(start + 1), Some(b'{' | b'%')) || raw_block(source, start).is_some()
+                {
                     out.push_str(&source[start..end]);
                 }
                 at = end;
@@ -147,7 +148,10 @@ fn scan(source: &str, mut at: usize, close: &str) -> Option<(Vec<Token>, usize)>
                 let word = |b: &u8| b.is_ascii_alphanumeric() || *b == b'_' || *b >= 0x80;
                 at += bytes[at..].iter().take_while(|b| word(b)).count();
                 // The dot of `1.5` is part of the number.
-                if b.is_ascii_digit() && bytes.get(at) == Some(&b'.') && bytes.get(at + 1).is_some_and(u8::is_ascii_digit) {
+                if b.is_ascii_digit()
+                    && bytes.get(at) == Some(&b'.')
+                    && bytes.get(at + 1).is_some_and(u8::is_ascii_digit)
+                {
                     at += 1 + bytes[at + 1..].iter().take_while(|b| word(b)).count();
                 }
                 if is_keyword(&source[start..at]) { Kind::Delimiter } else { Kind::Atom }

@@ -33,7 +33,8 @@ fn normalise(messages: &mut [Value], rule: &str) {
             }
             "text_parts_to_string" => {
                 if let Some(parts) = message["content"].as_array() {
-                    message["content"] = parts.iter().map(|p| p["text"].as_str().expect("text")).collect::<String>().into();
+                    message["content"] =
+                        parts.iter().map(|p| p["text"].as_str().expect("text")).collect::<String>().into();
                 }
             }
             "drop_empty_tool_calls" => {

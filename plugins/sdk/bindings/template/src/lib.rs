@@ -9,5 +9,5 @@ wit_bindgen::generate!({
     pub_export_macro: true,
 });
 
-pub use exports::tokenloom::template::template as interface;
 pub use exports::tokenloom::plugin::lifecycle;
+pub use exports::tokenloom::template::template as interface;

@@ -42,8 +42,14 @@ fn qwen3_has_norms_and_plain_rows() {
     assert_eq!(error, "tensor `blk.0.attn_q_norm.weight` is missing; a qwen3 model needs it");
 }
 
+fn check(cases: &[(String, &str)]) {
+    for (found, expected) in cases {
+        assert!(found.contains(expected), "{found}\nexpected {expected}");
+    }
+}
+
 #[test]
-fn what_is_wrong_is_named() {
+fn wrong_settings_are_named() {
     let cases: Vec<(String, &str)> = vec![
         (refused(|w| w.version = 2), "GGUF version 2 is not supported, only version 3 is; convert the model again"),
         (
@@ -84,6 +90,13 @@ fn what_is_wrong_is_named() {
             refused(|w| w.metadata.push(("llama.block_count".into(), Value::U32(1)))),
             "metadata key `llama.block_count` comes twice",
         ),
+    ];
+    check(&cases);
+}
+
+#[test]
+fn wrong_tensors_are_named() {
+    let cases: Vec<(String, &str)> = vec![
         (refused(|w| w.tensors.push(w.tensors[0].clone())), "tensor `token_embd.weight` comes twice"),
         (
             refused(|w| w.tensors.retain(|t| t.name != "blk.0.ffn_up.weight")),
@@ -122,9 +135,7 @@ fn what_is_wrong_is_named() {
             "the number of dimensions of tensor `blk.0.attn_q.weight` (at least 1) is 5, the limit is 4",
         ),
     ];
-    for (found, expected) in cases {
-        assert!(found.contains(expected), "{found}\nexpected {expected}");
-    }
+    check(&cases);
     let unknown = refused(|w| tensor(w, "blk.0.attn_q.weight").ty = 10);
     assert!(unknown.starts_with("tensor `blk.0.attn_q.weight` has the type 10, which"), "{unknown}");
     let beyond = refused(|w| tensor(w, "blk.0.ffn_down.weight").offset = 1 << 62);

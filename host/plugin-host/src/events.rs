@@ -32,9 +32,19 @@ impl Checker {
         self.open
     }
 
-    /// The host has ended the open call itself.
-    pub fn close(&mut self) {
-        self.open = None;
+    /// The host ends the open call itself.
+    pub fn close(&mut self) -> Option<u32> {
+        self.open.take()
+    }
+
+    /// The host starts the next call itself, for an earlier stage's; `None` where there is no place for one.
+    pub fn begin(&mut self) -> Option<u32> {
+        if !self.calls_allowed || self.open.is_some() || self.next_index >= CALLS_MAX {
+            return None;
+        }
+        self.open = Some(self.next_index);
+        self.next_index += 1;
+        self.open
     }
 
     pub fn check_count(count: usize) -> Result<(), String> {

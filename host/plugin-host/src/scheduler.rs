@@ -229,7 +229,7 @@ fn decided(decision: wit::Decision) -> Result<Decision, String> {
     if let Some((name, count)) = lists.into_iter().find(|(_, count)| *count > LIST_MAX) {
         return Err(format!("{name} has {count} entries; at most {LIST_MAX} are allowed"));
     }
-    if decision.draft.len() % 2 != 0 {
+    if !decision.draft.len().is_multiple_of(2) {
         return Err(format!("draft has {} numbers; it is pairs of slot and depth", decision.draft.len()));
     }
     let slots = |list: Vec<u32>| list.into_iter().map(Slot).collect();

@@ -31,6 +31,8 @@ pub(crate) struct WasmSession {
     checker: Checker,
     start: Checker,
     unsent: Unsent,
+    /// Calls of earlier stages that were fed; they are numbered from 0.
+    fed_calls: u32,
     /// Events given to the next stage so far.
     sent: u64,
     replayed: bool,
@@ -65,6 +67,7 @@ impl WasmSession {
             start: checker.clone(),
             checker,
             unsent,
+            fed_calls: 0,
             sent: 0,
             replayed: false,
             core,
@@ -82,7 +85,8 @@ impl WasmSession {
     fn run(&mut self, end: Option<&wit::EndReason>) -> Result<Vec<OutputEvent>, PluginError> {
         let outcome = match &self.mode {
             Mode::Live(seat) => self.core.step(seat, &self.last_step(end)),
-            Mode::PassingThrough => return Ok(self.unsent.take()),
+            // Whatever was pending went out when the stream began to pass through.
+            Mode::PassingThrough => return Ok(self.close_call().into_iter().collect()),
             Mode::Failed(error) => return Err(error.clone()),
         };
         let answer = match outcome {
@@ -131,8 +135,8 @@ impl WasmSession {
             let events = self.core.step(&seat, &step)?;
             self.take_replayed(&mut replay, events)?;
         }
-        if replay.seen < self.sent {
-            return Err(self.violation("a replay of the stream gave fewer events than were sent".into()));
+        if replay.seen < self.sent || (replay.fresh.is_empty() && replay.checker != self.checker) {
+            return Err(self.violation("a replay of the stream gave other events than were sent".into()));
         }
         self.mode = Mode::Live(seat);
         Ok(replay.fresh)
@@ -171,6 +175,8 @@ impl WasmSession {
         self.unsent.came_out(&events);
         let mut out: Vec<OutputEvent> = events.into_iter().map(event).collect();
         if last {
+            // What is still pending now was swallowed on purpose: markers, call syntax.
+            self.unsent.take();
             self.mode = Mode::PassingThrough;
             out.extend(self.close_call());
         } else if self.unsent.held_bytes() > HELD_BYTES_MAX {
@@ -206,16 +212,41 @@ impl WasmSession {
     /// From now on everything goes by, beginning with what the stage kept.
     fn pass_through(&mut self) -> Vec<OutputEvent> {
         self.mode = Mode::PassingThrough;
-        let mut out: Vec<OutputEvent> = self.close_call().into_iter().collect();
-        out.extend(self.unsent.take());
+        // A call of the stage's own will not be ended any more; one of an earlier stage will, if not now, then at the
+        // next start or at the end of the stream.
+        let forwarded = self.checker.open_call().is_some_and(|open| open < self.fed_calls);
+        let mut out: Vec<OutputEvent> = if forwarded { Vec::new() } else { self.close_call().into_iter().collect() };
+        let pending = self.unsent.take();
+        out.extend(self.relay(pending));
+        out
+    }
+
+    /// Passes events on so that they fit what was sent before: calls are numbered anew, and the rest of a call that was
+    /// broken off is left out.
+    fn relay(&mut self, events: Vec<OutputEvent>) -> Vec<OutputEvent> {
+        let mut out = Vec::with_capacity(events.len());
+        for event in events {
+            match event {
+                OutputEvent::CallStart { id, name, kind, .. } => {
+                    out.extend(self.close_call());
+                    out.extend(self.checker.begin().map(|index| OutputEvent::CallStart { index, id, name, kind }));
+                }
+                OutputEvent::CallArguments { fragment, .. } => {
+                    let open = self.checker.open_call();
+                    out.extend(open.map(|index| OutputEvent::CallArguments { index, fragment }));
+                }
+                OutputEvent::CallEnd { complete, .. } => {
+                    out.extend(self.checker.close().map(|index| OutputEvent::CallEnd { index, complete }));
+                }
+                other => out.push(other),
+            }
+        }
         out
     }
 
     /// A call that will not be ended any more is ended as broken off.
     fn close_call(&mut self) -> Option<OutputEvent> {
-        let index = self.checker.open_call()?;
-        self.checker.close();
-        Some(OutputEvent::CallEnd { index, complete: false })
+        self.checker.close().map(|index| OutputEvent::CallEnd { index, complete: false })
     }
 }
 
@@ -227,8 +258,10 @@ fn check(checker: &mut Checker, events: &[wit::Event]) -> Result<(), Stopped> {
 
 impl StageSession for WasmSession {
     fn feed(&mut self, events: Vec<OutputEvent>) -> Result<Vec<OutputEvent>, PluginError> {
+        let starts = events.iter().filter(|event| matches!(event, OutputEvent::CallStart { .. })).count();
+        self.fed_calls = self.fed_calls.saturating_add(u32::try_from(starts).unwrap_or(u32::MAX));
         if matches!(self.mode, Mode::PassingThrough) {
-            return Ok(events);
+            return Ok(self.relay(events));
         }
         let fed = self.journal.keep(events.into_iter().map(wit_event).collect());
         self.unsent.fed(fed);

@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn faults_name_key_and_rule() {
-        assert_eq!(settle(SCHEMA, "", r#"{"opne":1}"#), "unknown key `opne`; there are: open, n");
+        assert_eq!(settle(SCHEMA, "", r#"{"opne":1}"#), "unknown key `opne`; there are: n, open");
         assert_eq!(settle(SCHEMA, "", r#"{"open":1}"#), "`open` is 1, and type is \"string\"");
         assert_eq!(settle(SCHEMA, "", r#"{"n":12}"#), "`n` is 12, and maximum is 9");
         assert_eq!(settle(SCHEMA, "", r#"{"n":-1}"#), "`n` is -1, and minimum is 1");

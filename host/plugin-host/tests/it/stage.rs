@@ -1,7 +1,7 @@
 //! Output stages that misbehave on a stream: the text arrives, other streams go on.
 
 use contract::Severity;
-use contract::output::{EndReason, OutputEvent, OutputStage, StageRequest, ToolChoice};
+use contract::output::{CallKind, EndReason, OutputEvent, OutputStage, StageRequest, ToolChoice};
 
 use crate::rig::{QUICK, Rig, line, request, rig, stream};
 
@@ -91,6 +91,31 @@ fn failure_inside_a_call() {
     assert_eq!(outcome(""), "a[0:f {\"x\":1}]b");
     assert_eq!(outcome("feed=trap@4"), "a[0:f {\"x\":...]1}</call>b");
     assert_eq!(outcome("feed=trap@6"), "a[0:f {\"x\":1}]b");
+}
+
+/// Calls of an earlier stage go through a stage that broke, whole and once, before and after the break.
+#[test]
+fn earlier_stages_calls_survive() {
+    let start = |index| OutputEvent::CallStart { index, id: None, name: "f".into(), kind: CallKind::Json };
+    let arguments = |index, fragment: &str| OutputEvent::CallArguments { index, fragment: fragment.into() };
+    let end = |index| OutputEvent::CallEnd { index, complete: true };
+    let feeds = [
+        vec![OutputEvent::content("a"), start(0)],
+        vec![arguments(0, "{")],
+        vec![arguments(0, "}"), end(0)],
+        vec![start(1), arguments(1, "{}"), end(1), OutputEvent::content("b")],
+    ];
+    for broken_at in 1..=4 {
+        let rig = rig("output", QUICK);
+        let stage = rig.stage(&format!("feed=trap@{broken_at}"));
+        let mut session = stage.open(&request()).expect("it opens");
+        let mut out = Vec::new();
+        for events in &feeds {
+            out.extend(session.feed(events.clone()).expect("it is passed on"));
+        }
+        out.extend(session.finish(EndReason::Length).expect("it ends"));
+        assert_eq!(line(&out), "a[0:f {}][1:f {}]b", "broken at {broken_at}");
+    }
 }
 
 /// A call nobody asked for is a violation, and its text is passed on.

@@ -20,7 +20,7 @@ pub const SPLIT: usize = 128;
 /// Rows of a prefill tile: query tokens times the group's heads.
 const TILE_ROWS: usize = 128;
 /// Rows up to which one read of the weights through `few_rows` wins over the library.
-pub const FEW_ROWS_MAX: usize = 64;
+pub const FEW_ROWS_MAX: usize = 16;
 
 /// Query tokens of a prefill tile.
 pub fn tile_tokens(shape: &AttentionShape) -> usize {
@@ -60,7 +60,9 @@ enum Epilogue {
 }
 
 /// Token tiles of `few_rows`, eight rows each.
-const TILES: [usize; 4] = [1, 2, 4, 8];
+const TILES: [usize; 2] = [1, 2];
+/// Rows up to which `few_rows` norms its input itself; above, a kernel of its own does, to the same bits.
+const FUSED_NORM_ROWS: usize = 8;
 
 pub struct Kernels {
     pub begin_step: Kernel,
@@ -68,6 +70,8 @@ pub struct Kernels {
     pub rms_norm: Kernel,
     /// By tile count and epilogue.
     pub few_rows: Vec<[Kernel; 4]>,
+    /// One tile with the norm in front, by epilogue; null where no norm comes first.
+    pub normed_rows: [Option<Kernel>; 4],
     pub rope_kv: Kernel,
     pub attend_decode: Kernel,
     pub attend_merge: Kernel,
@@ -80,7 +84,7 @@ pub struct Kernels {
 
 /// Shared memory of `few_rows`: partial sums of 8 warps, 33 floats a token.
 fn few_rows_shared(tiles: usize) -> u32 {
-    (8 * tiles * 8 * 33 * 4) as u32
+    (8 * tiles * 8 * 33 * size_of::<f32>()) as u32
 }
 
 /// Shared memory of `attend_prefill`: two stages of a page of K and V.
@@ -92,18 +96,21 @@ impl Kernels {
     pub fn compile(compiler: &mut Compiler<'_>) -> Result<Self, BackendError> {
         let mut few_rows = Vec::new();
         for tiles in TILES {
-            let mut kernel = |mode| compiler.kernel(kernels::FEW_ROWS, &[("NT", tiles), ("MODE", mode)]);
+            let mut kernel = |mode| compiler.kernel(kernels::FEW_ROWS, &[("NT", tiles), ("MODE", mode), ("NORM", 0)]);
             let modes = [kernel(0)?, kernel(1)?, kernel(2)?, kernel(3)?];
             for kernel in &modes {
                 kernel.allow_shared(few_rows_shared(tiles))?;
             }
             few_rows.push(modes);
         }
+        let mut normed = |mode| compiler.kernel(kernels::FEW_ROWS, &[("NT", 1), ("MODE", mode), ("NORM", 1)]);
+        let normed_rows = [Some(normed(0)?), None, Some(normed(2)?), Some(normed(3)?)];
         Ok(Self {
             begin_step: compiler.kernel(kernels::BEGIN_STEP, &[])?,
             embed: compiler.kernel(kernels::EMBED, &[])?,
             rms_norm: compiler.kernel(kernels::RMS_NORM, &[])?,
             few_rows,
+            normed_rows,
             rope_kv: compiler.kernel(kernels::ROPE_KV, &[])?,
             attend_decode: compiler.kernel(kernels::ATTEND_DECODE, &[])?,
             attend_merge: compiler.kernel(kernels::ATTEND_MERGE, &[])?,
@@ -324,10 +331,9 @@ impl Forward<'_> {
                 self.kernels.embed.launch(self.device, Shape::new(rows as u32, 128), args)
             }
             DeviceOp::NormQkv { norm, weight } => {
-                self.norm(norm, 0, rows)?;
                 let n = model.shape.q_width() + 2 * model.shape.kv_width();
                 let weights = (weight.pointer, 0);
-                self.product(Epilogue::Store, w.mix.pointer, w.normed.pointer, weights, (rows, n, hidden))
+                self.normed_product(Epilogue::Store, w.mix.pointer, (norm, 0), weights, (rows, n, hidden))
             }
             DeviceOp::RopeKv { layer, q_norm, k_norm } => self.rope_kv(*layer, q_norm.as_ref(), k_norm.as_ref(), rows),
             DeviceOp::Attend { layer } => self.attend(*layer, size),
@@ -363,10 +369,11 @@ impl Forward<'_> {
                 if size.emits == 0 {
                     return Ok(());
                 }
-                self.norm(norm, w.emit_row.pointer, size.emits)?;
                 let weights = (weight.pointer, 0);
                 let shape = (size.emits, model.vocab, hidden);
-                self.product(Epilogue::StoreF32, w.logits.pointer, w.normed.pointer, weights, shape)
+                // Where every row emits, the rows are the emitted ones.
+                let pick = if size.emits == size.rows { 0 } else { w.emit_row.pointer };
+                self.normed_product(Epilogue::StoreF32, w.logits.pointer, (norm, pick), weights, shape)
             }
         }
     }
@@ -382,6 +389,48 @@ impl Forward<'_> {
         self.kernels.rms_norm.launch(self.device, Shape::new(rows as u32, 256), args)
     }
 
+    /// A product of normed rows of the residual stream. `pick` 0: the rows as they are, else an index of rows.
+    fn normed_product(
+        &mut self,
+        epilogue: Epilogue,
+        out: u64,
+        (norm, pick): (&Buffer, u64),
+        weights: (u64, u64),
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<(), BackendError> {
+        if m <= FUSED_NORM_ROWS
+            && pick == 0
+            && let Some(kernel) = &self.kernels.normed_rows[epilogue as usize]
+        {
+            let x = self.work.h.pointer;
+            return self.few_rows(kernel, 1, (out, x, norm.pointer), weights, (m, n, k));
+        }
+        self.norm(norm, pick, m)?;
+        self.product(epilogue, out, self.work.normed.pointer, weights, (m, n, k))
+    }
+
+    fn few_rows(
+        &self,
+        kernel: &Kernel,
+        tiles: usize,
+        (out, x, norm): (u64, u64, u64),
+        weights: (u64, u64),
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<(), BackendError> {
+        let shape = Shape::new(n.div_ceil(16) as u32, 256).shared(few_rows_shared(tiles));
+        let args = Args::default()
+            .pointer(out)
+            .pointer(x)
+            .pointer(weights.0)
+            .pointer(weights.1)
+            .pointer(norm)
+            .int(m)
+            .int(n)
+            .int(k)
+            .float(self.model.eps);
+        kernel.launch(self.device, shape, args)
+    }
+
     /// `(rows, n, k)`; for [`Epilogue::SiluMul`] the second weight is `up` and directly follows the first.
     fn product(
         &mut self,
@@ -392,12 +441,9 @@ impl Forward<'_> {
         (m, n, k): (usize, usize, usize),
     ) -> Result<(), BackendError> {
         if m <= FEW_ROWS_MAX {
-            let tile = TILES.iter().position(|&tiles| m <= tiles * 8).expect("m is at most 64");
-            let rows_per_block = if epilogue == Epilogue::SiluMul { 16 } else { 32 };
-            let shape = Shape::new(n.div_ceil(rows_per_block) as u32, 256).shared(few_rows_shared(TILES[tile]));
-            let args =
-                Args::default().pointer(out).pointer(x).pointer(weights.0).pointer(weights.1).int(m).int(n).int(k);
-            return self.kernels.few_rows[tile][epilogue as usize].launch(self.device, shape, args);
+            let tile = TILES.iter().position(|&tiles| m <= tiles * 8).expect("m is at most 16");
+            let kernel = &self.kernels.few_rows[tile][epilogue as usize];
+            return self.few_rows(kernel, TILES[tile], (out, x, 0), weights, (m, n, k));
         }
         if epilogue == Epilogue::SiluMul {
             let product = Product { m, n: 2 * n, k, add: false, f32_out: false };

@@ -123,11 +123,11 @@ fn check_shape(spec: &ModelSpec) -> Result<(), BackendError> {
     if !matches!(shape.head_dim, 64 | 128) {
         return unsupported(format!("heads of {} on CUDA: 64 and 128 have kernels", shape.head_dim));
     }
-    if group == 0 || group > 16 || 128 % group != 0 || shape.heads % shape.kv_heads != 0 {
+    if group == 0 || group > 16 || !shape.heads.is_multiple_of(shape.kv_heads) {
         return unsupported(format!("{} query heads over {} KV heads on CUDA", shape.heads, shape.kv_heads));
     }
     for (name, width) in [("hidden", spec.hidden), ("feed-forward", spec.ffn)] {
-        if width % 32 != 0 {
+        if !width.is_multiple_of(32) {
             return unsupported(format!("a {name} width of {width} on CUDA: it must be a multiple of 32"));
         }
     }

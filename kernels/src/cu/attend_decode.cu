@@ -46,6 +46,10 @@ extern "C" __global__ void __launch_bounds__(128) attend_decode(float *part_o, f
 #pragma unroll
                 for (int s = 0; s < STEPS; s++)
                     k[j][s] = load_stream(keys + (8 * (g / 2) + 2 * j + g % 2) * HEAD_DIM + 32 * s + 8 * t);
+            // Values do not wait for scores: everything this warp reads is requested at once.
+            U4 v[TILES];
+#pragma unroll
+            for (int i = 0; i < TILES; i++) v[i] = load_stream(values + (8 * i + g) * PAGE + 8 * t);
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
                 U4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
@@ -86,9 +90,8 @@ extern "C" __global__ void __launch_bounds__(128) attend_decode(float *part_o, f
             sum1 += __shfl_xor_sync(FULL, sum1, 2);
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
-                U4 v = load_stream(values + (8 * i + g) * PAGE + 8 * t);
-                mma(o[i], p[0][0], p[0][1], p[1][0], p[1][1], v.x, v.y);
-                mma(o[i], p[2][0], p[2][1], p[3][0], p[3][1], v.z, v.w);
+                mma(o[i], p[0][0], p[0][1], p[1][0], p[1][1], v[i].x, v[i].y);
+                mma(o[i], p[2][0], p[2][1], p[3][0], p[3][1], v[i].z, v[i].w);
             }
         }
         __syncthreads();  // the previous item's merge has read `sums`

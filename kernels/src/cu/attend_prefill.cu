@@ -30,6 +30,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int *pages = page_table + (long long)run.seat * table_width;
         int r0 = warp * 16 + g, r1 = r0 + 8;
         int tok0 = token0 + r0 / GROUP, tok1 = token0 + r1 / GROUP;
+        // Rows beyond the tile's tokens (groups that do not divide 128) belong to the next tile.
+        bool live0 = r0 / GROUP < QTOKENS && tok0 < run.rows, live1 = r1 / GROUP < QTOKENS && tok1 < run.rows;
         int limit0 = start + tok0, limit1 = start + tok1;  // last key each row may see
         int last_token = min(token0 + QTOKENS, run.rows) - 1;
         int key_pages = (start + last_token) / PAGE + 1;
@@ -39,8 +41,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
             U4 zero = {0, 0, 0, 0};
-            q0[s] = tok0 < run.rows ? load16(base + tok0 * stride + (r0 % GROUP) * HEAD_DIM + 32 * s + 8 * t) : zero;
-            q1[s] = tok1 < run.rows ? load16(base + tok1 * stride + (r1 % GROUP) * HEAD_DIM + 32 * s + 8 * t) : zero;
+            q0[s] = live0 ? load16(base + tok0 * stride + (r0 % GROUP) * HEAD_DIM + 32 * s + 8 * t) : zero;
+            q1[s] = live1 ? load16(base + tok1 * stride + (r1 % GROUP) * HEAD_DIM + 32 * s + 8 * t) : zero;
         }
         auto fetch = [&](int page_index) {
             const u8 *from = (const u8 *)(kv + ((long long)pages[page_index] * KV_HEADS + work.y) * 2 * PAGE * HEAD_DIM);
@@ -136,9 +138,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
             int d = 8 * i + 2 * t;
-            if (tok0 < run.rows)
+            if (live0)
                 *(u32 *)(out + (long long)tok0 * HEADS * HEAD_DIM + (r0 % GROUP) * HEAD_DIM + d) = bf16_pack(o[i][0] * i0, o[i][1] * i0);
-            if (tok1 < run.rows)
+            if (live1)
                 *(u32 *)(out + (long long)tok1 * HEADS * HEAD_DIM + (r1 % GROUP) * HEAD_DIM + d) = bf16_pack(o[i][2] * i1, o[i][3] * i1);
         }
         __syncthreads();  // the buffers are free for the next tile

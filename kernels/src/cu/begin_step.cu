@@ -20,53 +20,73 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
     int4 *decode_items, int4 *tiles) {
     wait_previous();
     start_next();
-    __shared__ int items, tile_count;
-    if (threadIdx.x == 0) items = tile_count = 0;
+    __shared__ int sums[2][32];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (int i = threadIdx.x; i < step->appends; i += blockDim.x)
         page_table[(long long)appends[i].seat * table_width + appends[i].at] = appends[i].page;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        // Offsets in run order: a batch's layout never depends on timing.
-        for (int r = 0; r < step->runs; r++) {
-            RunInfo &run = runs[r];
-            int start = seats[run.seat].position;
-            run.end = start + run.rows;
-            if (run.rows <= DECODE_ROWS) {
-                run.splits = (run.end + SPLIT - 1) / SPLIT;
-                run.item0 = items;
-                items += run.splits * KV_HEADS;
-            } else {
-                run.splits = 0;
-                run.item0 = tile_count;
-                tile_count += (run.rows + QTOKENS - 1) / QTOKENS * KV_HEADS;
-            }
+    // One thread a run (at most 1,024): its work, then its place by a prefix sum, so a batch's layout is in run order.
+    int r = threadIdx.x, runs_total = step->runs;
+    RunInfo run = {};
+    int start = 0, items = 0, tile_count = 0;
+    if (r < runs_total) {
+        run = runs[r];
+        start = seats[run.seat].position;
+        run.end = start + run.rows;
+        run.splits = run.rows <= DECODE_ROWS ? (run.end + SPLIT - 1) / SPLIT : 0;
+        if (run.splits > 0) items = run.splits * KV_HEADS;
+        else tile_count = (run.rows + QTOKENS - 1) / QTOKENS * KV_HEADS;
+    }
+    int items_end = items, tiles_end = tile_count;
+#pragma unroll
+    for (int o = 1; o < WARP; o *= 2) {
+        int a = __shfl_up_sync(FULL, items_end, o), b = __shfl_up_sync(FULL, tiles_end, o);
+        if (lane >= o) {
+            items_end += a;
+            tiles_end += b;
         }
-        step->decode_items = items;
-        step->tiles = tile_count;
+    }
+    if (lane == WARP - 1) {
+        sums[0][warp] = items_end;
+        sums[1][warp] = tiles_end;
     }
     __syncthreads();
-    for (int r = 0; r < step->runs; r++) {
-        RunInfo run = runs[r];
-        const SeatState &seat = seats[run.seat];
-        for (int i = threadIdx.x; i < run.rows; i += blockDim.x) {
-            int row = run.row0 + i;
-            row_seat[row] = run.seat;
-            row_position[row] = seat.position + i;
-            row_token[row] = run.token0 >= 0 ? tokens[run.token0 + i] : (u32)seat.last;
-        }
-        if (threadIdx.x == 0 && run.emit >= 0) {
+    for (int w = 0; w < warp; w++) {
+        items_end += sums[0][w];
+        tiles_end += sums[1][w];
+    }
+    if (r < runs_total) {
+        run.item0 = run.splits > 0 ? items_end - items : tiles_end - tile_count;
+        runs[r].end = run.end;
+        runs[r].item0 = run.item0;
+        runs[r].splits = run.splits;
+        if (run.emit >= 0) {
             emit_row[run.emit] = run.row0 + run.rows - 1;
             emit_run[run.emit] = r;
         }
+    }
+    if (r == blockDim.x - 1) {
+        step->decode_items = items_end;
+        step->tiles = tiles_end;
+    }
+    __syncthreads();
+    // A warp a run: its rows and its work items.
+    for (int i = warp; i < runs_total; i += blockDim.x / WARP) {
+        run = runs[i];
+        start = run.end - run.rows;
+        u32 last = (u32)seats[run.seat].last;
+        for (int j = lane; j < run.rows; j += WARP) {
+            row_seat[run.row0 + j] = run.seat;
+            row_position[run.row0 + j] = start + j;
+            row_token[run.row0 + j] = run.token0 >= 0 ? tokens[run.token0 + j] : last;
+        }
         if (run.splits > 0) {
-            int count = run.splits * KV_HEADS;
-            for (int i = threadIdx.x; i < count; i += blockDim.x)
-                decode_items[run.item0 + i] = make_int4(r, i % KV_HEADS, i / KV_HEADS, 0);
+            for (int j = lane; j < run.splits * KV_HEADS; j += WARP)
+                decode_items[run.item0 + j] = make_int4(i, j % KV_HEADS, j / KV_HEADS, 0);
         } else {
             int count = (run.rows + QTOKENS - 1) / QTOKENS;
             // The last query tile sees the most keys: start with it.
-            for (int i = threadIdx.x; i < count * KV_HEADS; i += blockDim.x)
-                tiles[run.item0 + i] = make_int4(r, i % KV_HEADS, count - 1 - i / KV_HEADS, 0);
+            for (int j = lane; j < count * KV_HEADS; j += WARP)
+                tiles[run.item0 + j] = make_int4(i, j % KV_HEADS, count - 1 - j / KV_HEADS, 0);
         }
     }
 }

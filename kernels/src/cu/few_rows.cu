@@ -3,94 +3,137 @@
 // Shapes: x [m, k] bf16, W [n, k] bf16 row-major, out [m, n]. Weights are the A operand of the matrix instruction, so
 // every token is a column of its own and its result is bitwise the same for every m. A quad's thread reads 16 bytes,
 // eight consecutive k of a row, and feeds them as two k16 steps; x is read in the same order, so no shuffle is needed.
-// Eight warps share one tile of 32 weight rows and divide k in chunks of 128; partial sums meet in shared memory and
-// are added in warp order.
+// Eight warps share one tile of weight rows and divide k in chunks of 128; partial sums meet in shared memory and are
+// added in warp order.
 //
-// Build flags: NT = n8 tiles of tokens (m <= 8 NT), MODE = 0 store bf16, 1 add to the residual, 2 silu(gate) * up,
-// 3 store f32.
+// Build flags: NT = n8 tiles of tokens (m <= 8 NT). MODE = 0 store bf16, 1 add to the residual, 2 silu(gate) * up,
+// 3 store f32. NORM = 1: x is normed on the way in, rms(x; norm_weight) as in rms_norm.cu, to the same bits.
 #include "prelude.cuh"
 
 #define WARPS 8
 #define CHUNK 128
 #define BLOCKS (CHUNK / 32)
+// MODE 2: tile 0 is 16 rows of gate, tile 1 the same rows of up.
+#define A_TILES (MODE == 2 ? 2 : 1)
+#define COLUMN (A_TILES * 16 + 1)  // padded against bank conflicts
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(void *out, const u16 *x, const u16 *w, const u16 *w2, int m,
-                                                                  int n, int k) {
-    extern __shared__ float partial[];  // [WARPS][NT * 8][33]: columns padded against bank conflicts
+extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(void *out, const u16 *x, const u16 *w, const u16 *w2,
+                                                                  const u16 *norm_weight, int m, int n, int k, float eps) {
+    extern __shared__ float partial[];  // [WARPS][NT * 8][COLUMN]
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int g = lane / 4, t = lane % 4;
-    // MODE 2: tile 0 is 16 rows of gate, tile 1 the same rows of up.
-    int rows_per_tile = MODE == 2 ? 16 : 32;
-    int n0 = blockIdx.x * rows_per_tile;
-    const u16 *tile0 = w + (long long)n0 * k;
-    const u16 *tile1 = MODE == 2 ? w2 + (long long)n0 * k : w + (long long)(n0 + 16) * k;
-    int last0 = n - 1 - n0, last1 = MODE == 2 ? last0 : last0 - 16;
-    const u16 *a0 = tile0 + (long long)min(g, last0) * k + t * 8;
-    const u16 *a1 = tile0 + (long long)min(g + 8, last0) * k + t * 8;
-    const u16 *a2 = tile1 + (long long)min(g, last1) * k + t * 8;
-    const u16 *a3 = tile1 + (long long)min(g + 8, last1) * k + t * 8;
-    float acc[2][NT][4];
+    int n0 = blockIdx.x * 16, last = n - 1 - n0;
+    const u16 *rows[2 * A_TILES];
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < A_TILES; i++) {
+        const u16 *tile = (i == 0 ? w : w2) + (long long)n0 * k + t * 8;
+        rows[2 * i] = tile + (long long)min(g, last) * k;
+        rows[2 * i + 1] = tile + (long long)min(g + 8, last) * k;
+    }
+    float acc[A_TILES][NT][4];
+#pragma unroll
+    for (int i = 0; i < A_TILES; i++)
 #pragma unroll
         for (int j = 0; j < NT; j++)
 #pragma unroll
             for (int c = 0; c < 4; c++) acc[i][j][c] = 0.f;
 
-    // Weights do not depend on the previous kernel: the first chunk is on its way before we wait for it.
-    U4 a[BLOCKS][4];
-    int chunk = warp * CHUNK;
-    auto load_block = [&](int b, int at) {
+    U4 a[BLOCKS][2 * A_TILES], b[BLOCKS][NT];
+    auto load_weights = [&](int block, int at) {
         if (at < k) {
-            a[b][0] = load_stream(a0 + at);
-            a[b][1] = load_stream(a1 + at);
-            a[b][2] = load_stream(a2 + at);
-            a[b][3] = load_stream(a3 + at);
+#pragma unroll
+            for (int i = 0; i < 2 * A_TILES; i++) a[block][i] = load_stream(rows[i] + at);
         }
     };
+    auto load_x = [&](int block, int at) {
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++) load_block(b, chunk + b * 32);
+        for (int j = 0; j < NT; j++) {
+            int token = j * 8 + g;
+            b[block][j] = U4{0, 0, 0, 0};
+            if (at < k && token < m) b[block][j] = load16(x + (long long)token * k + at + t * 8);
+        }
+    };
+    // Weights do not depend on the previous kernel: the first chunk is on its way before we wait for it.
+    int chunk = warp * CHUNK;
+#pragma unroll
+    for (int i = 0; i < BLOCKS; i++) load_weights(i, chunk + i * 32);
     wait_previous();
     start_next();
+#if NORM
+    __shared__ float squares[8][WARPS];
+    __shared__ float scales[8];
+    for (int token = 0; token < m; token++) {
+        const U4 *row = (const U4 *)(x + (long long)token * k);
+        float sum = 0.f;
+        for (int i = threadIdx.x; i < k / 8; i += WARPS * 32) {
+            U4 v = row[i];
+            const u32 *p = (const u32 *)&v;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float lo = bf16_lo(p[j]), hi = bf16_hi(p[j]);
+                sum = fmaf(lo, lo, sum);
+                sum = fmaf(hi, hi, sum);
+            }
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) squares[token][warp] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < m) {
+        float total = 0.f;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) total += squares[threadIdx.x][i];
+        scales[threadIdx.x] = rsqrtf(total / k + eps);
+    }
+    __syncthreads();
+    float scale = g < m ? scales[g] : 0.f;
+#endif
+#pragma unroll
+    for (int i = 0; i < BLOCKS; i++) load_x(i, chunk + i * 32);
     for (; chunk < k; chunk += WARPS * CHUNK) {
 #pragma unroll
-        for (int b = 0; b < BLOCKS; b++) {
-            int at = chunk + b * 32;
+        for (int block = 0; block < BLOCKS; block++) {
+            int at = chunk + block * 32;
             if (at < k) {
 #pragma unroll
                 for (int j = 0; j < NT; j++) {
-                    int token = j * 8 + g;
-                    U4 v = {0, 0, 0, 0};
-                    if (token < m) v = load16(x + (long long)token * k + at + t * 8);
-                    mma(acc[0][j], a[b][0].x, a[b][1].x, a[b][0].y, a[b][1].y, v.x, v.y);
-                    mma(acc[0][j], a[b][0].z, a[b][1].z, a[b][0].w, a[b][1].w, v.z, v.w);
-                    mma(acc[1][j], a[b][2].x, a[b][3].x, a[b][2].y, a[b][3].y, v.x, v.y);
-                    mma(acc[1][j], a[b][2].z, a[b][3].z, a[b][2].w, a[b][3].w, v.z, v.w);
+                    U4 v = b[block][j];
+#if NORM
+                    U4 weight = load16(norm_weight + at + t * 8);
+                    u32 *p = (u32 *)&v, *q = (u32 *)&weight;
+#pragma unroll
+                    for (int c = 0; c < 4; c++)
+                        p[c] = bf16_pack(bf16_lo(p[c]) * scale * bf16_lo(q[c]), bf16_hi(p[c]) * scale * bf16_hi(q[c]));
+#endif
+#pragma unroll
+                    for (int i = 0; i < A_TILES; i++) {
+                        U4 top = a[block][2 * i], low = a[block][2 * i + 1];
+                        mma(acc[i][j], top.x, low.x, top.y, low.y, v.x, v.y);
+                        mma(acc[i][j], top.z, low.z, top.w, low.w, v.z, v.w);
+                    }
                 }
             }
             // A block's registers are free once it is multiplied: its successor is requested at once.
-            load_block(b, at + WARPS * CHUNK);
+            load_weights(block, at + WARPS * CHUNK);
+            load_x(block, at + WARPS * CHUNK);
         }
     }
-    float *mine = partial + warp * NT * 8 * 33;
+    float *mine = partial + warp * NT * 8 * COLUMN;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < A_TILES; i++)
 #pragma unroll
-        for (int j = 0; j < NT; j++) {
-            mine[(j * 8 + t * 2) * 33 + i * 16 + g] = acc[i][j][0];
-            mine[(j * 8 + t * 2 + 1) * 33 + i * 16 + g] = acc[i][j][1];
-            mine[(j * 8 + t * 2) * 33 + i * 16 + g + 8] = acc[i][j][2];
-            mine[(j * 8 + t * 2 + 1) * 33 + i * 16 + g + 8] = acc[i][j][3];
-        }
+        for (int j = 0; j < NT; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) mine[(j * 8 + t * 2 + c % 2) * COLUMN + i * 16 + g + c / 2 * 8] = acc[i][j][c];
     __syncthreads();
-    for (int i = threadIdx.x; i < m * rows_per_tile; i += WARPS * 32) {
-        int row = i % rows_per_tile, token = i / rows_per_tile;
+    for (int i = threadIdx.x; i < m * 16; i += WARPS * 32) {
+        int row = i % 16, token = i / 16;
         if (n0 + row >= n) continue;
         float y = 0.f, up = 0.f;
 #pragma unroll
         for (int p = 0; p < WARPS; p++) {
-            y += partial[(p * NT * 8 + token) * 33 + row];
-            if (MODE == 2) up += partial[(p * NT * 8 + token) * 33 + row + 16];
+            y += partial[(p * NT * 8 + token) * COLUMN + row];
+            if (MODE == 2) up += partial[(p * NT * 8 + token) * COLUMN + row + 16];
         }
         long long at = (long long)token * n + n0 + row;
         if (MODE == 0) ((u16 *)out)[at] = f32_to_bf16(y);

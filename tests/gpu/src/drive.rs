@@ -29,6 +29,8 @@ impl<'a> Driver<'a> {
     }
 
     pub fn bind(&mut self, seat: u16, sampling: &SamplingParams, prompt: &[TokenId]) -> Result<()> {
+        // Whoever sat there before is gone; a free seat takes no notice.
+        self.backend.release(Seat(seat));
         let init = SeatInit { sampling, seed: 7 + u64::from(seat), adapter: None, start: 0, prompt, generated: &[] };
         self.lengths[usize::from(seat)] = 0;
         self.pages[usize::from(seat)] = 0;

@@ -1,4 +1,4 @@
-//! `gpu-check [parity|speed|all]`: the CUDA backend against the CPU one on small random models, then the speed table.
+//! `gpu-check [parity|speed|profile|all]`: the CUDA backend against the CPU one on small random models, then the speed table.
 //!
 //! Parity compares the logprobs of whole models over prefill chunks, mixed steps and decodes, forced along one token
 //! sequence, and that graphs, batches and chunk borders change nothing. Speed drives the backend of a full-size random
@@ -12,6 +12,15 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let what = std::env::args().nth(1).unwrap_or_else(|| "all".into());
+    if what == "profile" {
+        return match speed::profile() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                println!("FAIL  profile: {error:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let mut passed = 0;
     let mut failed = 0;
     if what != "speed" {

@@ -148,7 +148,7 @@ fn many_rows() -> Result<String> {
 fn together(backend: &mut dyn Backend, seats: &[u16], steps: usize) -> Result<Vec<Vec<TokenId>>> {
     let mut driver = Driver::new(backend);
     let prompts: Vec<Vec<TokenId>> =
-        seats.iter().map(|&seat| tokens(100 + u32::from(seat), 30 + usize::from(seat) * 7)).collect();
+        seats.iter().map(|&seat| tokens(100 + u32::from(seat), 20 + usize::from(seat) * 4)).collect();
     for (&seat, prompt) in seats.iter().zip(&prompts) {
         driver.bind(seat, &greedy(None), prompt)?;
     }
@@ -199,7 +199,7 @@ fn two_in_flight() -> Result<String> {
     let mut backend = cuda(&settings, true)?;
     let one = together(&mut *backend, &[3], 60)?;
     let mut driver = Driver::new(&mut *backend);
-    let prompt = tokens(103, 30 + 21);
+    let prompt = tokens(103, 20 + 12);
     driver.bind(3, &greedy(None), &prompt)?;
     let mut found = driver.step(&[Part { seat: 3, tokens: &prompt, emit: true }])?.tokens;
     let next = [Part { seat: 3, tokens: &[], emit: true }];

@@ -62,6 +62,26 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
+/// A few eager steps of two layers, for a profiler: one stream, eight, then a prefill of 8,000.
+pub fn profile() -> Result<()> {
+    let settings = Settings { layers: 2, ..qwen3_8b() };
+    let spec = model::dummy::spec(&settings, VOCAB, 1)?;
+    let options = LoadOptions {
+        seats: 8,
+        max_rows: 8192,
+        context_len: Some(40_960),
+        kv_tokens: Some(100_000),
+        ..LoadOptions::default()
+    };
+    let cuda = CudaOptions { graphs: false, ..CudaOptions::default() };
+    let (mut backend, _) = backend_cuda::load(&spec, &options, &cuda, &mut |_| {})?;
+    for rows in [1, 8] {
+        decode(&mut backend, 200, rows)?;
+    }
+    prefill(&mut backend, 8000, 8192)?;
+    Ok(())
+}
+
 fn greedy() -> SamplingParams {
     SamplingParams { temperature: 0.0, ..SamplingParams::default() }
 }

@@ -180,7 +180,8 @@ pub(super) unsafe fn exp2<S: Simd>(x: S::F) -> S::F {
         let rounded = S::add(x, S::splat(ROUNDING));
         let r = S::sub(x, S::sub(rounded, S::splat(ROUNDING)));
         // (ln 2)^k / k!
-        let terms = [1.540_353e-4, 1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 0.240_226_51, 0.693_147_2, 1.0];
+        let terms =
+            [1.540_353e-4, 1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 0.240_226_5, std::f32::consts::LN_2, 1.0];
         S::mul(polynomial::<S>(r, terms), S::power_of_two(rounded))
     }
 }

@@ -213,7 +213,7 @@ fn read_play(file: &PlayFile, place: &str, vocabulary: &mut Vocabulary) -> Resul
             return Err(ScriptError::at(place, reason));
         }
     }
-    if let Some(bad) = logprobs.iter().chain(top.iter().flatten().map(|(_, l)| l)).find(|l| !(**l <= 0.0)) {
+    if let Some(bad) = logprobs.iter().chain(top.iter().flatten().map(|(_, l)| l)).find(|l| **l > 0.0) {
         return Err(ScriptError::at(place, format!("a logprob of {bad}: logprobs are at most 0")));
     }
     let end = match (file.then, file.finish) {

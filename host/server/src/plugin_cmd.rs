@@ -197,17 +197,20 @@ fn kind_of(word: &str, host: &PluginHost) -> anyhow::Result<Option<Kind>> {
     }
 }
 
-/// The parser names a stage stands for: an alias for itself, a plugin for its name and all its aliases.
+/// The parser names a stage stands for: an alias for itself, a plugin for its name and the aliases that do not change
+/// its settings.
 fn provided_by(word: &str, host: &PluginHost) -> anyhow::Result<Vec<String>> {
     let (name, manifest) = match PluginSource::parse(word) {
         PluginSource::Bundled(name) => (name.clone(), bundled(&name)),
         source => {
             let inspection = host.inspect(&source)?;
-            (inspection.name, inspection.manifest)
+            let name = inspection.manifest.as_ref().map_or(inspection.name, |manifest| manifest.name.clone());
+            (name, inspection.manifest)
         }
     };
     let own = manifest.filter(|manifest| manifest.name == name);
-    let aliases = own.into_iter().flat_map(|manifest| manifest.provides).map(|alias| alias.name);
+    let aliases = own.into_iter().flat_map(|manifest| manifest.provides);
+    let aliases = aliases.filter(|alias| alias.settings.is_empty()).map(|alias| alias.name);
     Ok(std::iter::once(name).chain(aliases).collect())
 }
 

@@ -17,7 +17,7 @@ fn bad_requests_name_the_field() -> anyhow::Result<()> {
         (json!({"temperature": "hot"}), 400, "temperature"),
         (json!({"max_tokens": -5}), 400, "max_tokens"),
         (json!({"n": 0}), 400, "n"),
-        (json!({"top_p": 0}), 400, "top_p"),
+        (json!({"top_p": 1.5}), 400, "top_p"),
         (json!({"messages": "hi"}), 400, "messages"),
         (json!({"messages": []}), 400, "messages"),
         (json!({"stream_options": {"include_usage": true}}), 400, "stream_options"),

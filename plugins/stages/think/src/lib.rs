@@ -110,7 +110,6 @@ impl ThinkSession {
             self.closed();
         } else if text.token.is_some() && !self.may_be_tag(&text.text) {
             // An added token of somebody else's format keeps its id.
-            self.plain(String::new());
             self.release();
             self.out.text(&self.channel(), &text.text, text.token);
         } else {
@@ -157,7 +156,11 @@ impl ThinkSession {
         let held = std::mem::take(&mut self.held);
         match self.state {
             State::Start => self.state = State::Answer,
-            State::Opened => self.state = State::Thinking,
+            State::Opened => {
+                self.state = State::Thinking;
+                self.out.text(&Channel::Reasoning, held.trim_start(), None);
+                return;
+            }
             State::Closed => {
                 self.state = State::Answer;
                 self.out.text(&Channel::Content, held.trim_start_matches(['\r', '\n']), None);

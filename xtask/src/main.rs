@@ -16,6 +16,7 @@ const USAGE: &str = "\
 cargo xtask demo            build the release binary, fetch SmolLM2 and serve it
 cargo xtask test            everything that CI checks: format, lints, tidy, guests, tests, fuzz targets
 cargo xtask plugins         rebuild the bundled components into plugins/dist
+cargo xtask plugin DIR      build the plugin in a folder: DIR/NAME.wasm and DIR/NAME.toml
 cargo xtask plugins --check compare plugins/dist with the sources it was built from
 cargo xtask tidy            repository rules: imports, lengths, environment reads, fresh components
 cargo xtask fuzz [SECONDS]  run every fuzz target (60 seconds each)
@@ -40,10 +41,13 @@ fn run() -> Result<()> {
         ["test"] => test::run(&root),
         ["plugins"] => plugins::run(&root, false),
         ["plugins", "--check"] => plugins::run(&root, true),
+        ["plugin", dir] => plugins::build_one(&root, Path::new(dir)),
         ["tidy"] => tidy::run(&root),
         ["fuzz"] => fuzz::run(&root, 60),
         ["fuzz", seconds] => fuzz::run(&root, seconds.parse()?),
-        ["bench", rest @ ..] => process::cargo(&root).args(["run", "--release", "-p", "bench", "--"]).args(rest).check(),
+        ["bench", rest @ ..] => {
+            process::cargo(&root).args(["run", "--release", "-p", "bench", "--"]).args(rest).check()
+        }
         _ => anyhow::bail!("unknown command\n\n{USAGE}"),
     }
 }

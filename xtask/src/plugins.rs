@@ -34,19 +34,41 @@ pub fn run(root: &Path, check: bool) -> Result<()> {
     let metadata = metadata(&plugins)?;
     Toolchain::find(&plugins)?.build(&plugins, &metadata, &guests)?;
     for guest in &guests {
-        let module = metadata.target.join(TARGET).join("release").join(format!("{}.wasm", guest.name));
-        let component = dist.join(format!("{}.wasm", guest.name));
-        let componentize = ["run", "--quiet", "--package", "componentize", "--"];
-        cargo(root).args(componentize).arg(&module).arg(&component).check()?;
-        let bytes = fs::read(&component)?;
-        ensure!(bytes.len() as u64 <= COMPONENT_BYTES_MAX, "{}: {} bytes is too large", guest.name, bytes.len());
-        let manifest = with_digest(&guest.manifest, &hex(&Sha256::digest(&bytes)))
-            .with_context(|| format!("{}/plugin.toml", guest.folder.display()))?;
-        fs::write(dist.join(format!("{}.toml", guest.name)), manifest)?;
-        println!("plugins/dist/{}.wasm: {} KiB", guest.name, bytes.len() / 1024);
+        componentize(root, &metadata, guest, &dist)?;
     }
     remove_strangers(&dist, &guests)?;
     fs::write(noted, format!("{hash}\n"))?;
+    Ok(())
+}
+
+/// Builds a plugin that lies anywhere: its component and manifest are written into its own folder.
+pub fn build_one(root: &Path, folder: &Path) -> Result<()> {
+    let folder = folder.canonicalize().with_context(|| format!("{}", folder.display()))?;
+    let manifest = folder.join("plugin.toml");
+    let manifest = fs::read_to_string(&manifest).with_context(|| format!("{}", manifest.display()))?;
+    let name = manifest.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
+    let name = name.context("plugin.toml has no line `name = \"…\"`")?.to_owned();
+    let guest = Guest { name, folder: folder.clone(), manifest };
+    cargo(root).args(["build", "--quiet", "--package", "componentize"]).check()?;
+    let metadata = metadata(&folder)?;
+    Toolchain::find(&folder)?.build(&folder, &metadata, std::slice::from_ref(&guest))?;
+    componentize(root, &metadata, &guest, &folder)
+}
+
+/// A guest's core module to a component in `to`, with its manifest beside it.
+fn componentize(root: &Path, metadata: &Metadata, guest: &Guest, to: &Path) -> Result<()> {
+    // Cargo spells a library's file with underscores.
+    let file = guest.name.replace('-', "_");
+    let module = metadata.target.join(TARGET).join("release").join(format!("{file}.wasm"));
+    let component = to.join(format!("{}.wasm", guest.name));
+    let tool = ["run", "--quiet", "--package", "componentize", "--"];
+    cargo(root).args(tool).arg(&module).arg(&component).check()?;
+    let bytes = fs::read(&component)?;
+    ensure!(bytes.len() as u64 <= COMPONENT_BYTES_MAX, "{}: {} bytes is too large", guest.name, bytes.len());
+    let manifest = with_digest(&guest.manifest, &hex(&Sha256::digest(&bytes)))
+        .with_context(|| format!("{}/plugin.toml", guest.folder.display()))?;
+    fs::write(to.join(format!("{}.toml", guest.name)), manifest)?;
+    println!("{}: {} KiB", component.strip_prefix(root).unwrap_or(&component).display(), bytes.len() / 1024);
     Ok(())
 }
 
@@ -161,7 +183,8 @@ fn remove_strangers(dist: &Path, guests: &[Guest]) -> Result<()> {
 
 fn sources_hash(root: &Path) -> Result<String> {
     let mut files = Vec::new();
-    for folder in ["plugins/sdk", "plugins/blocks", "plugins/stages", "plugins/templates", "plugins/schedulers", "wit"] {
+    for folder in ["plugins/sdk", "plugins/blocks", "plugins/stages", "plugins/templates", "plugins/schedulers", "wit"]
+    {
         sources(&root.join(folder), &mut files)?;
     }
     files.extend(["plugins/Cargo.toml", "plugins/Cargo.lock"].map(|file| root.join(file)));

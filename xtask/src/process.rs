@@ -46,7 +46,8 @@ impl Step {
     }
 
     pub fn output(mut self) -> Result<String> {
-        let output = self.0.stderr(Stdio::inherit()).output().with_context(|| format!("cannot start `{}`", self.text()))?;
+        let output =
+            self.0.stderr(Stdio::inherit()).output().with_context(|| format!("cannot start `{}`", self.text()))?;
         if !output.status.success() {
             bail!("`{}` failed: {}", self.text(), output.status);
         }

@@ -9,6 +9,8 @@ use backend::BackendError;
 use backend::load::LoadOptions;
 use backend::ops::{AttentionShape, ModelSpec};
 
+use kernels::Source;
+
 use crate::blas::{Blas, Product};
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device};
@@ -61,8 +63,6 @@ enum Epilogue {
 
 /// Token tiles of `few_rows`, eight rows each.
 const TILES: [usize; 2] = [1, 2];
-/// Rows up to which `few_rows` norms its input itself; above, a kernel of its own does, to the same bits.
-const FUSED_NORM_ROWS: usize = 8;
 
 pub struct Kernels {
     pub begin_step: Kernel,
@@ -70,12 +70,11 @@ pub struct Kernels {
     pub rms_norm: Kernel,
     /// By tile count and epilogue.
     pub few_rows: Vec<[Kernel; 4]>,
-    /// One tile with the norm in front, by epilogue; null where no norm comes first.
-    pub normed_rows: [Option<Kernel>; 4],
     pub rope_kv: Kernel,
     pub attend_decode: Kernel,
     pub attend_merge: Kernel,
     pub attend_prefill: Kernel,
+    prefill_shared: u32,
     pub silu_mul: Kernel,
     pub sample: Kernel,
     pub end_step: Kernel,
@@ -87,34 +86,41 @@ fn few_rows_shared(tiles: usize) -> u32 {
     (8 * tiles * 8 * 33 * size_of::<f32>()) as u32
 }
 
-/// Shared memory of `attend_prefill`: two stages of a page of K and V.
-fn prefill_shared(shape: &AttentionShape) -> u32 {
-    (2 * 2 * 64 * shape.head_dim * 2) as u32
+/// The prefill attention of this card and head size, and its shared memory: stages of a page of K and V.
+fn prefill_kernel(arch: u32, shape: &AttentionShape) -> (Source, u32) {
+    let stage_bytes = (2 * 64 * shape.head_dim * 2) as u32;
+    // The warpgroup products, and their descriptors' layout, are Hopper's.
+    if arch == 90 && shape.head_dim == 128 {
+        (kernels::ATTEND_PREFILL_SM90, 3 * stage_bytes)
+    } else {
+        (kernels::ATTEND_PREFILL, 2 * stage_bytes)
+    }
 }
 
 impl Kernels {
-    pub fn compile(compiler: &mut Compiler<'_>) -> Result<Self, BackendError> {
+    pub fn compile(compiler: &mut Compiler<'_>, arch: u32, shape: &AttentionShape) -> Result<Self, BackendError> {
+        let (prefill, prefill_shared) = prefill_kernel(arch, shape);
+        let attend_prefill = compiler.kernel(prefill, &[])?;
+        attend_prefill.allow_shared(prefill_shared)?;
         let mut few_rows = Vec::new();
         for tiles in TILES {
-            let mut kernel = |mode| compiler.kernel(kernels::FEW_ROWS, &[("NT", tiles), ("MODE", mode), ("NORM", 0)]);
+            let mut kernel = |mode| compiler.kernel(kernels::FEW_ROWS, &[("NT", tiles), ("MODE", mode)]);
             let modes = [kernel(0)?, kernel(1)?, kernel(2)?, kernel(3)?];
             for kernel in &modes {
                 kernel.allow_shared(few_rows_shared(tiles))?;
             }
             few_rows.push(modes);
         }
-        let mut normed = |mode| compiler.kernel(kernels::FEW_ROWS, &[("NT", 1), ("MODE", mode), ("NORM", 1)]);
-        let normed_rows = [Some(normed(0)?), None, Some(normed(2)?), Some(normed(3)?)];
         Ok(Self {
             begin_step: compiler.kernel(kernels::BEGIN_STEP, &[])?,
             embed: compiler.kernel(kernels::EMBED, &[])?,
             rms_norm: compiler.kernel(kernels::RMS_NORM, &[])?,
             few_rows,
-            normed_rows,
             rope_kv: compiler.kernel(kernels::ROPE_KV, &[])?,
             attend_decode: compiler.kernel(kernels::ATTEND_DECODE, &[])?,
             attend_merge: compiler.kernel(kernels::ATTEND_MERGE, &[])?,
-            attend_prefill: compiler.kernel(kernels::ATTEND_PREFILL, &[])?,
+            attend_prefill,
+            prefill_shared,
             silu_mul: compiler.kernel(kernels::SILU_MUL, &[])?,
             sample: compiler.kernel(kernels::SAMPLE, &[])?,
             end_step: compiler.kernel(kernels::END_STEP, &[])?,
@@ -348,15 +354,9 @@ impl Forward<'_> {
                 )
             }
             DeviceOp::NormGateUp { norm, weight } => {
-                self.norm(norm, 0, rows)?;
                 let up = weight.pointer + (ffn * hidden * 2) as u64;
-                self.product(
-                    Epilogue::SiluMul,
-                    w.act.pointer,
-                    w.normed.pointer,
-                    (weight.pointer, up),
-                    (rows, ffn, hidden),
-                )
+                let shape = (rows, ffn, hidden);
+                self.normed_product(Epilogue::SiluMul, w.act.pointer, (norm, 0), (weight.pointer, up), shape)
             }
             DeviceOp::DownResidual { weight } => self.product(
                 Epilogue::AddResidual,
@@ -371,7 +371,7 @@ impl Forward<'_> {
                 }
                 let weights = (weight.pointer, 0);
                 let shape = (size.emits, model.vocab, hidden);
-                // Where every row emits, the rows are the emitted ones.
+                // Where every row emits, the rows are the emitted ones already.
                 let pick = if size.emits == size.rows { 0 } else { w.emit_row.pointer };
                 self.normed_product(Epilogue::StoreF32, w.logits.pointer, (norm, pick), weights, shape)
             }
@@ -398,37 +398,8 @@ impl Forward<'_> {
         weights: (u64, u64),
         (m, n, k): (usize, usize, usize),
     ) -> Result<(), BackendError> {
-        if m <= FUSED_NORM_ROWS
-            && pick == 0
-            && let Some(kernel) = &self.kernels.normed_rows[epilogue as usize]
-        {
-            let x = self.work.h.pointer;
-            return self.few_rows(kernel, 1, (out, x, norm.pointer), weights, (m, n, k));
-        }
         self.norm(norm, pick, m)?;
         self.product(epilogue, out, self.work.normed.pointer, weights, (m, n, k))
-    }
-
-    fn few_rows(
-        &self,
-        kernel: &Kernel,
-        tiles: usize,
-        (out, x, norm): (u64, u64, u64),
-        weights: (u64, u64),
-        (m, n, k): (usize, usize, usize),
-    ) -> Result<(), BackendError> {
-        let shape = Shape::new(n.div_ceil(16) as u32, 256).shared(few_rows_shared(tiles));
-        let args = Args::default()
-            .pointer(out)
-            .pointer(x)
-            .pointer(weights.0)
-            .pointer(weights.1)
-            .pointer(norm)
-            .int(m)
-            .int(n)
-            .int(k)
-            .float(self.model.eps);
-        kernel.launch(self.device, shape, args)
     }
 
     /// `(rows, n, k)`; for [`Epilogue::SiluMul`] the second weight is `up` and directly follows the first.
@@ -442,8 +413,10 @@ impl Forward<'_> {
     ) -> Result<(), BackendError> {
         if m <= FEW_ROWS_MAX {
             let tile = TILES.iter().position(|&tiles| m <= tiles * 8).expect("m is at most 16");
-            let kernel = &self.kernels.few_rows[tile][epilogue as usize];
-            return self.few_rows(kernel, TILES[tile], (out, x, 0), weights, (m, n, k));
+            let shape = Shape::new(n.div_ceil(16) as u32, 256).shared(few_rows_shared(TILES[tile]));
+            let args =
+                Args::default().pointer(out).pointer(x).pointer(weights.0).pointer(weights.1).int(m).int(n).int(k);
+            return self.kernels.few_rows[tile][epilogue as usize].launch(self.device, shape, args);
         }
         if epilogue == Epilogue::SiluMul {
             let product = Product { m, n: 2 * n, k, add: false, f32_out: false };
@@ -509,8 +482,7 @@ impl Forward<'_> {
             self.kernels.attend_merge.launch(self.device, shape, args)?;
         }
         if size.prefill_rows > 0 {
-            let shared = prefill_shared(&model.shape);
-            self.kernels.attend_prefill.allow_shared(shared)?;
+            let shared = self.kernels.prefill_shared;
             let args = common(Args::default().pointer(w.attended.pointer), w.tiles.pointer);
             let shape = Shape::new(self.device.multiprocessors, 256).shared(shared);
             self.kernels.attend_prefill.launch(self.device, shape, args)?;

@@ -50,7 +50,7 @@ pub fn load(
         ("QTOKENS", crate::forward::tile_tokens(shape)),
     ];
     let mut compiler = Compiler::new(&device, cuda.device.kernel_cache.as_deref(), &flags)?;
-    let kernels = Kernels::compile(&mut compiler)?;
+    let kernels = Kernels::compile(&mut compiler, device.arch, shape)?;
     tracing::info!(compiled = compiler.compiled, cached = compiler.cached, card = %device.name, "kernels are ready");
 
     let total_bytes = spec.weights.iter().map(|w| (w.rows * w.cols * 2) as u64).sum();

@@ -7,7 +7,7 @@
 // added in warp order.
 //
 // Build flags: NT = n8 tiles of tokens (m <= 8 NT). MODE = 0 store bf16, 1 add to the residual, 2 silu(gate) * up,
-// 3 store f32. NORM = 1: x is normed on the way in, rms(x; norm_weight) as in rms_norm.cu, to the same bits.
+// 3 store f32.
 #include "prelude.cuh"
 
 #define WARPS 8
@@ -17,8 +17,8 @@
 #define A_TILES (MODE == 2 ? 2 : 1)
 #define COLUMN (A_TILES * 16 + 1)  // padded against bank conflicts
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(void *out, const u16 *x, const u16 *w, const u16 *w2,
-                                                                  const u16 *norm_weight, int m, int n, int k, float eps) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(void *out, const u16 *x, const u16 *w, const u16 *w2, int m,
+                                                                  int n, int k) {
     extern __shared__ float partial[];  // [WARPS][NT * 8][COLUMN]
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int g = lane / 4, t = lane % 4;
@@ -59,35 +59,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(void *out, con
     for (int i = 0; i < BLOCKS; i++) load_weights(i, chunk + i * 32);
     wait_previous();
     start_next();
-#if NORM
-    __shared__ float squares[8][WARPS];
-    __shared__ float scales[8];
-    for (int token = 0; token < m; token++) {
-        const U4 *row = (const U4 *)(x + (long long)token * k);
-        float sum = 0.f;
-        for (int i = threadIdx.x; i < k / 8; i += WARPS * 32) {
-            U4 v = row[i];
-            const u32 *p = (const u32 *)&v;
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                float lo = bf16_lo(p[j]), hi = bf16_hi(p[j]);
-                sum = fmaf(lo, lo, sum);
-                sum = fmaf(hi, hi, sum);
-            }
-        }
-        sum = warp_sum(sum);
-        if (lane == 0) squares[token][warp] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x < m) {
-        float total = 0.f;
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) total += squares[threadIdx.x][i];
-        scales[threadIdx.x] = rsqrtf(total / k + eps);
-    }
-    __syncthreads();
-    float scale = g < m ? scales[g] : 0.f;
-#endif
 #pragma unroll
     for (int i = 0; i < BLOCKS; i++) load_x(i, chunk + i * 32);
     for (; chunk < k; chunk += WARPS * CHUNK) {
@@ -98,13 +69,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(void *out, con
 #pragma unroll
                 for (int j = 0; j < NT; j++) {
                     U4 v = b[block][j];
-#if NORM
-                    U4 weight = load16(norm_weight + at + t * 8);
-                    u32 *p = (u32 *)&v, *q = (u32 *)&weight;
-#pragma unroll
-                    for (int c = 0; c < 4; c++)
-                        p[c] = bf16_pack(bf16_lo(p[c]) * scale * bf16_lo(q[c]), bf16_hi(p[c]) * scale * bf16_hi(q[c]));
-#endif
 #pragma unroll
                     for (int i = 0; i < A_TILES; i++) {
                         U4 top = a[block][2 * i], low = a[block][2 * i + 1];

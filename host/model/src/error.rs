@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::gguf::GgufError;
+use crate::hf::HfError;
 
 /// A model that cannot be read: the file, key or tensor at fault, what was found, and what was expected.
 #[derive(Debug, thiserror::Error)]
@@ -11,6 +12,8 @@ pub enum ModelError {
     Io { path: PathBuf, source: std::io::Error },
     #[error("{}: {source}", path.display())]
     Gguf { path: PathBuf, source: GgufError },
+    #[error("{}: {source}", path.display())]
+    Hf { path: PathBuf, source: HfError },
     /// A key or a tensor of a readable file is missing, of the wrong type, or out of its range.
     #[error(transparent)]
     Content(#[from] GgufError),

@@ -74,7 +74,7 @@ pub struct EngineTable {
     #[arg(skip)]
     pub source: Option<String>,
     /// Where the model runs.
-    #[arg(long, value_name = "cpu|cuda|cuda:0,1")]
+    #[arg(long, value_name = "cpu|cuda|cuda:N")]
     pub device: Option<String>,
     /// Scheduling policy. Without it the built-in first come, first served.
     #[arg(long, value_name = "NAME|FILE.wasm")]
@@ -99,9 +99,12 @@ pub struct EngineTable {
     /// Worker threads of the CPU backend.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
-    /// Share of a GPU's memory to use; the CPU backend has no use for it.
+    /// Share of a GPU's memory for weights, workspace and KV pool; the CPU backend has no use for it.
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
     pub gpu_memory_utilization: Option<f32>,
+    /// Run every step on a GPU launch by launch, without captured graphs: for finding faults.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enforce_eager: Option<bool>,
     /// Type of cached keys and values; `auto` is what the backend does best.
     #[arg(long, value_name = "T")]
     pub kv_cache_dtype: Option<String>,

@@ -41,6 +41,16 @@ impl Environment {
 
 /// Where compiled plugins are kept unless the config names another folder: the user's cache.
 pub fn plugin_cache_default() -> Option<PathBuf> {
+    user_cache("plugins")
+}
+
+/// Where compiled GPU kernels are kept.
+pub fn kernel_cache() -> Option<PathBuf> {
+    user_cache("kernels")
+}
+
+fn user_cache(what: &str) -> Option<PathBuf> {
     let caches = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
-    std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(caches).join("tokenloom/plugins"))
+    let home = std::env::home_dir().filter(|home| home.is_absolute())?;
+    Some(home.join(caches).join("tokenloom").join(what))
 }

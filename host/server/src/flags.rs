@@ -39,7 +39,7 @@ const FOREIGN: &[(&[&str], &str, &str)] = &[
     (&["--enable-prefix-caching"], "vLLM", "nothing: it is on; --no-enable-prefix-caching turns it off"),
     (&["--enable-chunked-prefill", "--no-enable-chunked-prefill"], "vLLM", "nothing: prefill is always chunked"),
     (&["--async-scheduling"], "vLLM", "nothing: steps always overlap"),
-    (&["--enforce-eager", "--compilation-config", "-O"], "vLLM", "nothing: there is no compile mode to choose"),
+    (&["--compilation-config", "-O"], "vLLM", "nothing: there is no compile mode to choose"),
     (&["--dtype"], "vLLM", "nothing: weights run in the format of their file"),
     (&["--block-size"], "vLLM", "nothing: KV pages hold 64 tokens"),
     (&["--num-gpu-blocks-override"], "vLLM", "--kv-cache-tokens N"),

@@ -11,6 +11,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod device;
 pub mod env;
 mod flags;
 mod keys;

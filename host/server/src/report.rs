@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use api::SamplingDefaults;
 
+use crate::device::Device;
 use crate::settings::{EngineSettings, ModelSettings};
 use crate::wire::{WiredEngine, WiredModel};
 
@@ -47,15 +48,21 @@ impl Report {
     pub(crate) fn engine(&mut self, settings: &EngineSettings, wired: &WiredEngine) {
         let limits = wired.handle.limits();
         let plan = &wired.plan;
-        self.line(format_args!("engine `{}`: {} ({}) on cpu", settings.name, settings.source, wired.family));
+        let (name, device) = (&settings.name, settings.device);
+        self.line(format_args!("engine `{name}`: {} ({}) on {device}", settings.source, wired.family));
         let asked = &wired.asked;
         self.setting("max_model_len", settings.max_model_len, limits.context_len);
         self.setting("max_num_seqs", settings.max_num_seqs, limits.seats);
         self.setting("max_num_batched_tokens", settings.max_num_batched_tokens, limits.max_rows);
         self.setting("kv_cache_tokens", settings.kv_cache_tokens, limits.kv_tokens);
         self.setting("max_num_queued_reqs", settings.max_num_queued_reqs, limits.max_queued);
-        let threads = asked.threads.map_or_else(|| "one per core".to_string(), |n| n.to_string());
-        self.setting("threads", settings.threads, threads);
+        match settings.device {
+            Device::Cpu => {
+                let threads = asked.threads.map_or_else(|| "one per core".to_string(), |n| n.to_string());
+                self.setting("threads", settings.threads, threads);
+            }
+            Device::Cuda(_) => self.line(format_args!("  decode graphs: {}", sizes(&wired.graphs))),
+        }
         self.setting("prefix_caching", None::<bool>, settings.prefix_caching);
         let scheduler = wired.scheduler.as_deref().map_or("native fcfs".to_string(), |name| format!("plugin `{name}`"));
         self.setting("scheduler", settings.scheduler.as_deref(), scheduler);
@@ -76,7 +83,8 @@ impl Report {
             plan.kv_bytes_per_token,
             plan.seats,
         ));
-        self.warnings.extend(plan.lowered.iter().map(|text| format!("engine `{}`: {text}", settings.name)));
+        let warnings = plan.lowered.iter().chain(&wired.warnings);
+        self.warnings.extend(warnings.map(|text| format!("engine `{}`: {text}", settings.name)));
     }
 
     fn setting(&mut self, name: &str, asked: Option<impl fmt::Display>, effective: impl fmt::Display) {
@@ -123,6 +131,13 @@ impl fmt::Display for Report {
             Some(address) => writeln!(f, "listening on http://{address}"),
             None => Ok(()),
         }
+    }
+}
+
+fn sizes(rows: &[u16]) -> String {
+    match rows {
+        [] => "none".into(),
+        some => some.iter().map(u16::to_string).collect::<Vec<_>>().join(" ") + " rows",
     }
 }
 

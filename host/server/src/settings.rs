@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::cli::ServeArgs;
 use crate::config::{ConfigFile, EngineTable, ModelTable, PluginTable, SamplingTable, ServerTable};
+use crate::device::Device;
 use crate::source::Source;
 
 /// Only this machine can reach the server unless the operator says otherwise.
@@ -52,6 +53,12 @@ pub struct ServerSettings {
 pub struct EngineSettings {
     pub name: String,
     pub source: Source,
+    pub device: Device,
+    /// Random weights instead of the model's.
+    pub dummy: bool,
+    /// `None`: the backend's own share.
+    pub gpu_memory_utilization: Option<f32>,
+    pub enforce_eager: bool,
     pub scheduler: Option<String>,
     pub scheduler_settings: Map<String, Value>,
     pub max_model_len: Option<u32>,
@@ -168,7 +175,7 @@ fn lay_engine_flags(args: &ServeArgs, file: &mut ConfigFile) -> anyhow::Result<(
     };
     macro_rules! lay { ($($field:ident)*) => { $( if flags.$field.is_some() { engine.$field = flags.$field; } )* } }
     lay!(source device scheduler max_model_len max_num_seqs max_num_batched_tokens kv_cache_tokens max_num_queued_reqs
-         threads gpu_memory_utilization kv_cache_dtype quantization load_format tokenizer enable_prefix_caching);
+         threads gpu_memory_utilization enforce_eager kv_cache_dtype quantization load_format tokenizer enable_prefix_caching);
     Ok(())
 }
 
@@ -259,10 +266,15 @@ fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> a
         check("threads", table.threads, 1, 1024)?;
         check("step_target_ms", table.step_target_ms, 1, 60_000)?;
         let source = Source::parse(source)?;
-        check_device(table)?;
+        let device = Device::parse(table.device.as_deref().unwrap_or("cpu"))?;
+        check_weights(table, &source)?;
         Ok(EngineSettings {
             name: name.to_string(),
             source,
+            device,
+            dummy: table.load_format.as_deref() == Some("dummy"),
+            gpu_memory_utilization: table.gpu_memory_utilization,
+            enforce_eager: table.enforce_eager.unwrap_or(false),
             scheduler: table.scheduler.clone(),
             scheduler_settings: json_object(table.scheduler_settings.as_ref())?,
             max_model_len: table.max_model_len,
@@ -277,36 +289,33 @@ fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> a
         })
     };
     let settings = read().with_context(|| format!("engine `{name}`"))?;
-    if table.gpu_memory_utilization.is_some() {
-        warnings.push(format!("engine `{name}`: gpu_memory_utilization has no effect on the CPU"));
-    }
-    if table.threads.is_some() && matches!(settings.source, Source::Script(_)) {
-        warnings.push(format!("engine `{name}`: threads have no effect on a scripted model"));
-    }
-    if table.tokenizer.is_some() && matches!(settings.source, Source::Script(_)) {
-        warnings.push(format!("engine `{name}`: tokenizer has no effect on a scripted model, which brings its own"));
-    }
+    let scripted = matches!(settings.source, Source::Script(_));
+    let without_effect = [
+        (
+            table.gpu_memory_utilization.is_some() && settings.device == Device::Cpu,
+            "gpu_memory_utilization",
+            "on the CPU",
+        ),
+        (table.enforce_eager.is_some() && settings.device == Device::Cpu, "enforce_eager", "on the CPU"),
+        (table.threads.is_some() && settings.device != Device::Cpu, "threads", "on a GPU"),
+        (table.threads.is_some() && scripted, "threads", "on a scripted model"),
+        (table.tokenizer.is_some() && scripted, "tokenizer", "on a scripted model, which brings its own"),
+    ];
+    let without_effect = without_effect.iter().filter(|(applies, ..)| *applies);
+    warnings.extend(without_effect.map(|(_, key, place)| format!("engine `{name}`: {key} has no effect {place}")));
     Ok(settings)
 }
 
-/// What is asked of the device, against what this build can do.
-fn check_device(table: &EngineTable) -> anyhow::Result<()> {
-    match table.device.as_deref() {
-        None | Some("cpu") => {}
-        Some(device) if device == "cuda" || device.starts_with("cuda:") => {
-            bail!("device `{device}`: this build runs on the CPU only; use --device cpu")
-        }
-        Some(device) => bail!("device `{device}` is not one of cpu, cuda, cuda:N,M"),
-    }
+/// What is asked of the weights, against what can be done with them.
+fn check_weights(table: &EngineTable, source: &Source) -> anyhow::Result<()> {
     match table.kv_cache_dtype.as_deref() {
         None | Some("auto") => {}
-        Some(dtype) => bail!("kv_cache_dtype `{dtype}`: the CPU backend knows only `auto`"),
+        Some(dtype) => bail!("kv_cache_dtype `{dtype}`: only `auto` is known"),
     }
     match table.load_format.as_deref() {
         None | Some("auto") => {}
-        Some("dummy") => {
-            bail!("load_format `dummy` is not supported yet; use script:FILE.json for a model without weights")
-        }
+        Some("dummy") if matches!(source, Source::Folder(_)) => {}
+        Some("dummy") => bail!("load_format `dummy` needs a folder with a config.json, and {source} is none"),
         Some(format) => bail!("load_format `{format}` is not one of auto, dummy"),
     }
     if let Some(quantization) = &table.quantization {

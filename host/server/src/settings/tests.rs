@@ -80,10 +80,10 @@ fn mistakes_say_where_they_are() {
     for (line, config, needle) in [
         ("", "", "no model to serve"),
         ("no.gguf", "", "engine `main`: model `no.gguf` does not exist"),
-        ("script:{}/a.json --device cuda:0", "", "this build runs on the CPU only"),
+        ("script:{}/a.json --device cuda:0,1", "", "an engine runs on one card"),
         ("script:{}/a.json --device tpu", "", "device `tpu` is not one of cpu"),
-        ("script:{}/a.json --kv-cache-dtype fp8", "", "knows only `auto`"),
-        ("script:{}/a.json --load-format dummy", "", "not supported yet"),
+        ("script:{}/a.json --kv-cache-dtype fp8", "", "only `auto` is known"),
+        ("script:{}/a.json --load-format dummy", "", "`dummy` needs a folder with a config.json"),
         ("script:{}/a.json --reasoning-field x", "", "reasoning_field `x` is not one of"),
         ("--config {}/tokenloom.toml --chat-template t", TWO, "model flags are not clear with 2"),
         ("--config {}/tokenloom.toml", "[engine.a]\nmax_num_seqs = 1", "engine `a`: `source` is missing"),

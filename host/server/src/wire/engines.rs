@@ -4,18 +4,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use backend::Backend;
 use backend::load::{LoadOptions, MemoryPlan};
 use backend_script::{Script, ScriptBackend};
 use engine::{EngineConfig, EngineParts};
-use model::{Gguf, GgufTokenizerData};
+use model::{Gguf, GgufTokenizerData, LoadedModel};
 use prometheus_client::registry::Registry;
 use text::{GgufVocab, Tokenizer};
 
 use super::plugins::Plugins;
-use super::script;
-use crate::progress::Progress;
+use super::{backends, folder, script};
+use crate::device::Device;
 use crate::settings::EngineSettings;
 use crate::source::Source;
 
@@ -31,7 +31,13 @@ pub struct WiredEngine {
     pub family: String,
     /// The scheduler's name; `None`: native first come, first served.
     pub scheduler: Option<String>,
+    /// Row counts of captured decode steps; empty on devices that capture none.
+    pub graphs: Vec<u16>,
+    pub warnings: Vec<String>,
 }
+
+/// Dummy weights are the same at every start.
+const DUMMY_SEED: u64 = 1;
 
 /// The text side of a model's files.
 pub struct ModelFiles {
@@ -49,6 +55,7 @@ struct LoadedBackend {
     plan: MemoryPlan,
     files: ModelFiles,
     family: String,
+    warnings: Vec<String>,
 }
 
 pub fn start(settings: &EngineSettings, plugins: &Plugins, registry: &mut Registry) -> anyhow::Result<WiredEngine> {
@@ -59,31 +66,17 @@ pub fn start(settings: &EngineSettings, plugins: &Plugins, registry: &mut Regist
         }
         None => None,
     };
-    let asked = load_options(settings);
+    let asked = backends::load_options(settings);
     let loaded = match &settings.source {
-        Source::Script(path) => load_script(path, &asked)?,
-        Source::Gguf(path) => load_gguf(path, settings, &asked)?,
-        Source::Folder(path) => bail!(
-            "{} is a folder; reading safetensors is not supported yet, give a GGUF file of this model",
-            path.display()
-        ),
+        Source::Script(path) => load_script(path, settings, &asked)?,
+        Source::Gguf(path) | Source::Folder(path) => load_model(path, settings, &asked)?,
     };
     let scheduler = policy.as_ref().map(|policy| policy.name().to_string());
-    let parts = EngineParts { backend: loaded.backend, policy, config: engine_config(settings) };
-    let handle = engine::start(parts, registry)?;
-    let (plan, files, family) = (loaded.plan, loaded.files, loaded.family);
-    Ok(WiredEngine { handle, plan, asked, files, source: settings.source.to_string(), family, scheduler })
-}
-
-fn load_options(settings: &EngineSettings) -> LoadOptions {
-    let defaults = LoadOptions::default();
-    LoadOptions {
-        seats: settings.max_num_seqs.unwrap_or(defaults.seats),
-        max_rows: settings.max_num_batched_tokens.unwrap_or(defaults.max_rows),
-        context_len: settings.max_model_len,
-        kv_tokens: settings.kv_cache_tokens,
-        threads: settings.threads.map(|n| n as usize),
-    }
+    let LoadedBackend { backend, plan, files, family, warnings } = loaded;
+    let graphs = backend.caps().graphs.iter().map(|&(rows, _)| rows).collect();
+    let handle = engine::start(EngineParts { backend, policy, config: engine_config(settings) }, registry)?;
+    let source = settings.source.to_string();
+    Ok(WiredEngine { handle, plan, asked, files, source, family, scheduler, graphs, warnings })
 }
 
 fn engine_config(settings: &EngineSettings) -> EngineConfig {
@@ -96,7 +89,8 @@ fn engine_config(settings: &EngineSettings) -> EngineConfig {
     }
 }
 
-fn load_script(path: &Path, asked: &LoadOptions) -> anyhow::Result<LoadedBackend> {
+fn load_script(path: &Path, settings: &EngineSettings, asked: &LoadOptions) -> anyhow::Result<LoadedBackend> {
+    ensure!(settings.device == Device::Cpu, "a scripted model has nothing to run on {}", settings.device);
     let script = Arc::new(Script::from_file(path)?);
     let (backend, plan) = ScriptBackend::new(Arc::clone(&script), asked);
     let files = ModelFiles {
@@ -106,21 +100,27 @@ fn load_script(path: &Path, asked: &LoadOptions) -> anyhow::Result<LoadedBackend
         folder: None,
         script: Some(script),
     };
-    Ok(LoadedBackend { backend: Box::new(backend), plan, files, family: "scripted model".into() })
+    let family = "scripted model".into();
+    Ok(LoadedBackend { backend: Box::new(backend), plan, files, family, warnings: Vec::new() })
 }
 
-fn load_gguf(path: &Path, settings: &EngineSettings, asked: &LoadOptions) -> anyhow::Result<LoadedBackend> {
-    let loaded = model::load(path)?;
-    let gguf = loaded.gguf().context("not a GGUF file")?;
-    let files = gguf_files(gguf, path, settings.tokenizer.as_deref())?;
-    let vocab = loaded.spec.vocab;
-    let tokens = files.tokenizer.vocab_size();
+fn load_model(path: &Path, settings: &EngineSettings, asked: &LoadOptions) -> anyhow::Result<LoadedBackend> {
+    let loaded = if settings.dummy { model::load_dummy(path, DUMMY_SEED)? } else { model::load(path)? };
+    let LoadedModel { spec, source } = loaded;
+    let tokenizer = settings.tokenizer.as_deref();
+    let (files, mut warnings) = match &source {
+        model::Source::Gguf(gguf) => (gguf_files(gguf, path, tokenizer)?, Vec::new()),
+        model::Source::Folder(folder) => folder::files(folder, tokenizer, settings.dummy)?,
+    };
+    let (tokens, vocab) = (files.tokenizer.vocab_size(), spec.vocab);
     ensure!(tokens <= vocab, "the tokenizer has {tokens} tokens, the model only {vocab}; they do not belong together");
-    let family = loaded.spec.family.clone();
-    let mut progress = Progress::new(&settings.name);
-    let (backend, plan) = backend_cpu::load(loaded.spec, asked, &mut |done| progress.update(done))?;
-    progress.finish();
-    Ok(LoadedBackend { backend: Box::new(backend), plan, files, family })
+    let mut family = spec.family.clone();
+    if settings.dummy {
+        family += ", random weights";
+        warnings.push("load_format is `dummy`: the weights are random, and so is every answer".into());
+    }
+    let (backend, plan) = backends::load(spec, settings, asked)?;
+    Ok(LoadedBackend { backend, plan, files, family, warnings })
 }
 
 fn gguf_files(gguf: &Gguf, path: &Path, tokenizer: Option<&Path>) -> anyhow::Result<ModelFiles> {
@@ -130,22 +130,22 @@ fn gguf_files(gguf: &Gguf, path: &Path, tokenizer: Option<&Path>) -> anyhow::Res
     let special_tokens = special.into_iter().filter_map(|(name, id)| Some((name.to_string(), text_of(id)?))).collect();
     let template = data.chat_template.clone();
     let tokenizer = match tokenizer {
-        Some(file) => tokenizer_json(file, &data)?,
+        // How text is split is in the file; which tokens begin and end it, in the GGUF file.
+        Some(file) => tokenizer_file(file)?.with_special(data.bos, data.eos.into_iter().chain(data.eot).collect()),
         None => Tokenizer::from_gguf(vocab(data))?,
     };
     let folder = path.parent().map(Path::to_path_buf);
     Ok(ModelFiles { tokenizer, template, special_tokens, folder, script: None })
 }
 
-/// A `tokenizer.json` says how to split text; which tokens begin and end it is in the GGUF file.
-fn tokenizer_json(file: &Path, data: &GgufTokenizerData) -> anyhow::Result<Tokenizer> {
+/// Reads a `tokenizer.json`.
+pub fn tokenizer_file(file: &Path) -> anyhow::Result<Tokenizer> {
     /// The largest vocabularies have files of 35 MB.
     const BYTES_MAX: u64 = 128 << 20;
     let read = || -> anyhow::Result<Tokenizer> {
         let size = std::fs::metadata(file)?.len();
         ensure!(size <= BYTES_MAX, "{size} bytes, the limit is {BYTES_MAX}");
-        let tokenizer = Tokenizer::from_json(&std::fs::read(file)?)?;
-        Ok(tokenizer.with_special(data.bos, data.eos.into_iter().chain(data.eot).collect()))
+        Ok(Tokenizer::from_json(&std::fs::read(file)?)?)
     };
     read().with_context(|| format!("tokenizer {}", file.display()))
 }

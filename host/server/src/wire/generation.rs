@@ -33,6 +33,22 @@ enum EndTokens {
     Many(Vec<TokenId>),
 }
 
+impl GenerationFile {
+    fn end_tokens(&self) -> Vec<TokenId> {
+        match &self.eos_token_id {
+            None => Vec::new(),
+            Some(EndTokens::One(token)) => vec![*token],
+            Some(EndTokens::Many(tokens)) => tokens.clone(),
+        }
+    }
+}
+
+/// The end tokens of a folder's `generation_config.json`: they hold even when its sampling is not wanted.
+pub fn end_tokens(folder: &Path) -> anyhow::Result<Vec<TokenId>> {
+    let path = folder.join(FILE_NAME);
+    if path.exists() { Ok(read_file(&path)?.end_tokens()) } else { Ok(Vec::new()) }
+}
+
 /// Sampling defaults in effect, and where they came from.
 pub struct Generation {
     pub sampling: SamplingDefaults,
@@ -53,11 +69,7 @@ pub fn read(settings: &ModelSettings, files: &ModelFiles) -> anyhow::Result<Gene
     if settings.sampling != SamplingTable::default() {
         from += " and the config's [model.sampling]";
     }
-    let end_tokens = match file.eos_token_id {
-        None => Vec::new(),
-        Some(EndTokens::One(token)) => vec![token],
-        Some(EndTokens::Many(ref tokens)) => tokens.clone(),
-    };
+    let end_tokens = file.end_tokens();
     let vocab = files.tokenizer.vocab_size();
     if let Some(bad) = end_tokens.iter().find(|&&token| token as usize >= vocab) {
         anyhow::bail!("{from}: eos_token_id {bad} is not below the vocabulary size {vocab}");

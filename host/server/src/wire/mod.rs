@@ -1,6 +1,8 @@
 //! From settings to a running server: engines, models, plugins and the API, tied together once.
 
+mod backends;
 mod engines;
+mod folder;
 mod generation;
 mod models;
 mod plugins;

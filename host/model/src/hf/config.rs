@@ -1,0 +1,156 @@
+//! `config.json` to the decoder's settings. What would change the result and is not supported is refused by name.
+
+use std::path::Path;
+
+use backend::ops::AttentionShape;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::read_json;
+use super::rope::RopeTable;
+use crate::ModelError;
+use crate::decoder::Settings;
+use crate::families::{FAMILIES, Family};
+
+/// Highest vocabulary and head size: more than ten times the largest there are; they size allocations.
+const VOCAB_MAX: usize = 4_000_000;
+const HEAD_DIM_MAX: usize = 1 << 16;
+
+/// A folder's settings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    pub settings: Settings,
+    pub vocab: usize,
+    pub bos: Option<u32>,
+    pub eos: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct Head {
+    #[serde(default)]
+    architectures: Option<Vec<String>>,
+}
+
+/// The keys that matter; those of other programs are left alone.
+#[derive(Deserialize)]
+struct ConfigFile {
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: u32,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    max_position_embeddings: u32,
+    vocab_size: usize,
+    rms_norm_eps: Option<f32>,
+    hidden_act: Option<String>,
+    tie_word_embeddings: Option<bool>,
+    rope_theta: Option<f64>,
+    rope_scaling: Option<RopeTable>,
+    rope_parameters: Option<RopeTable>,
+    partial_rotary_factor: Option<f64>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    use_sliding_window: Option<bool>,
+    sliding_window: Option<u64>,
+    layer_types: Option<Vec<String>>,
+    quantization_config: Option<Value>,
+    bos_token_id: Option<u32>,
+    eos_token_id: Option<OneOrMany>,
+}
+
+/// A token id, or several.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(u32),
+    Many(Vec<u32>),
+}
+
+fn refuse<T>(key: &str, found: impl ToString, expected: impl Into<String>) -> Result<T, ModelError> {
+    Err(ModelError::Setting { key: key.to_owned(), found: found.to_string(), expected: expected.into() })
+}
+
+impl Config {
+    /// `path` is for messages.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ModelError> {
+        let head: Head = read_json(path, text)?;
+        let name = head.architectures.unwrap_or_default().into_iter().next().unwrap_or_default();
+        let Some(family) = FAMILIES.into_iter().find(|family| family.hf_name == name) else {
+            let known = FAMILIES.map(|family| family.hf_name).join(", ");
+            return Err(ModelError::Architecture { found: name, known });
+        };
+        read_json::<ConfigFile>(path, text)?.settings(family)
+    }
+}
+
+impl ConfigFile {
+    fn settings(self, family: &'static Family) -> Result<Config, ModelError> {
+        self.refuse_unsupported()?;
+        let heads = self.num_attention_heads;
+        if heads == 0 {
+            return refuse("num_attention_heads", 0, "expected at least 1");
+        }
+        let head_dim = self.head_dim.unwrap_or(self.hidden_size / heads);
+        if !(1..=HEAD_DIM_MAX).contains(&head_dim) {
+            return refuse("head_dim", head_dim, format!("expected 1 to {HEAD_DIM_MAX}"));
+        }
+        if !(1..=VOCAB_MAX).contains(&self.vocab_size) {
+            return refuse("vocab_size", self.vocab_size, format!("expected 1 to {VOCAB_MAX}"));
+        }
+        let table = self.rope_parameters.or(self.rope_scaling).unwrap_or_default();
+        // 10,000 is the base of the paper and what files leave out.
+        let theta = table.rope_theta.or(self.rope_theta).unwrap_or(10_000.0);
+        if let Some(part @ 0.0..1.0) = table.partial_rotary_factor.or(self.partial_rotary_factor) {
+            return refuse("partial_rotary_factor", part, "only whole heads are rotated");
+        }
+        let kv_heads = self.num_key_value_heads.unwrap_or(heads);
+        let settings = Settings {
+            family: family.name,
+            hidden: self.hidden_size,
+            ffn: self.intermediate_size,
+            layers: self.num_hidden_layers,
+            attention: AttentionShape { heads, kv_heads, head_dim },
+            context_len: self.max_position_embeddings,
+            norm_eps: self.rms_norm_eps.unwrap_or(1e-6),
+            rope: table.rope(head_dim, theta)?,
+            qk_norm: family.qk_norm,
+            interleaved_qk: false,
+            // Both families have a head of their own unless the file says otherwise.
+            tied_head: Some(self.tie_word_embeddings.unwrap_or(false)),
+            used_tensors: Vec::new(),
+        };
+        settings.check()?;
+        let eos = match self.eos_token_id {
+            None => Vec::new(),
+            Some(OneOrMany::One(token)) => vec![token],
+            Some(OneOrMany::Many(tokens)) => tokens,
+        };
+        Ok(Config { settings, vocab: self.vocab_size, bos: self.bos_token_id, eos })
+    }
+
+    fn refuse_unsupported(&self) -> Result<(), ModelError> {
+        for (key, value) in [("attention_bias", self.attention_bias), ("mlp_bias", self.mlp_bias)] {
+            if value == Some(true) {
+                return refuse(key, true, "projections with a bias are not supported");
+            }
+        }
+        if let Some(act) = self.hidden_act.as_deref().filter(|act| *act != "silu") {
+            return refuse("hidden_act", format!("`{act}`"), "`silu` is supported");
+        }
+        // Some files give the window's size although it is switched off.
+        let window = self.use_sliding_window.unwrap_or(self.sliding_window.is_some());
+        if window {
+            let size = self.sliding_window.map_or_else(|| "on".to_owned(), |n| n.to_string());
+            return refuse("sliding_window", size, "attention over the whole context is supported");
+        }
+        if let Some(kind) = self.layer_types.iter().flatten().find(|kind| *kind != "full_attention") {
+            return refuse("layer_types", format!("`{kind}` in a layer"), "`full_attention` is supported");
+        }
+        if let Some(quantization) = &self.quantization_config {
+            let method = quantization["quant_method"].as_str().unwrap_or("unnamed");
+            return refuse("quantization_config", format!("`{method}`"), "weights of bf16, f16 and f32 are supported");
+        }
+        Ok(())
+    }
+}

@@ -1,5 +1,6 @@
 //! Automation in Rust: `cargo xtask <command>`. Run without a command for the list.
 
+mod bench;
 mod demo;
 mod fuzz;
 mod plugins;
@@ -45,9 +46,7 @@ fn run() -> Result<()> {
         ["tidy"] => tidy::run(&root),
         ["fuzz"] => fuzz::run(&root, 60),
         ["fuzz", seconds] => fuzz::run(&root, seconds.parse()?),
-        ["bench", rest @ ..] => {
-            process::cargo(&root).args(["run", "--release", "-p", "bench", "--"]).args(rest).check()
-        }
+        ["bench", rest @ ..] => bench::run(&root, rest),
         _ => anyhow::bail!("unknown command\n\n{USAGE}"),
     }
 }

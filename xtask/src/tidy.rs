@@ -41,7 +41,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("testkit", &["server"]),
     ("tests", &[]),
     ("gpu-check", &["backend", "backend-cpu", "backend-cuda", "contract", "model"]),
-    ("bench", &["server", "plugin-host", "contract"]),
+    ("bench", &["backend", "backend-cpu", "contract", "engine", "model", "testkit"]),
     ("xtask", &[]),
     ("componentize", &[]),
 ];

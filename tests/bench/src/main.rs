@@ -1,0 +1,41 @@
+//! Speed figures: `cargo xtask bench [NAME]`. Nothing here is a test; a figure depends on the machine it was taken on.
+//!
+//! Start with [`plugin_cost`] (a real server under load) and [`cpu`] (the engine without the API); [`record`] says what
+//! is written down beside the figures.
+
+mod args;
+mod cpu;
+mod metrics;
+mod plugin_cost;
+mod record;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use args::Args;
+
+fn main() -> ExitCode {
+    match Args::parse(std::env::args().skip(1)).and_then(|args| run(&args)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    for name in &args.names {
+        let figures = match name.as_str() {
+            args::PLUGIN_COST => plugin_cost::run(args)?,
+            _ => cpu::run(args)?,
+        };
+        let record = record::record(name, args, figures)?;
+        if args.stdout {
+            println!("{record}");
+        } else {
+            println!("written: {}", record::write(name, &record)?.display());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+"""Writes the seed corpora: small inputs that reach deep, so that a minute of fuzzing starts past the first checks.
+
+Run `python3 make_seeds.py` after changing it; the files are committed.
+"""
+
+import json
+import struct
+from pathlib import Path
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+def write(target, seeds):
+    folder = CORPUS / target
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in seeds.items():
+        (folder / name).write_bytes(data)
+
+
+def requests():
+    user = {"role": "user", "content": "Hi"}
+    function = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    tool = {"type": "function", "function": function}
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    turns = [user, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c1", "content": "2"}]
+    sampling = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "seed": 7, "n": 2, "stop": ["a", "b"], "stop_token_ids": [1],
+        "include_stop_str_in_output": True, "max_tokens": 5, "min_tokens": 1, "ignore_eos": True, "presence_penalty": 0.1,
+        "frequency_penalty": 0.1, "repetition_penalty": 1.1, "logit_bias": {"3": -100}, "return_token_ids": True,
+        "stream": True, "stream_options": {"include_usage": True}, "user": "u", "priority": 1, "cache_salt": "s",
+    }  # fmt: skip
+    template = {"chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": False, "continue_final_message": True}
+    parts = [{"role": "system", "content": [{"type": "text", "text": "S"}]}, {"role": "assistant", "content": "A"}]
+    return {
+        "chat": {"model": "m", "messages": [user]},
+        "chat-tools": {"model": "m", "messages": turns, "tools": [tool], "tool_choice": "auto", "parallel_tool_calls": False},
+        "chat-sampling": {"model": "m", "messages": [user], "logprobs": True, "top_logprobs": 3, "max_completion_tokens": 5, **sampling},
+        "chat-template": {"model": "m", "messages": parts, **template},
+        "completion": {"model": "m", "prompt": "Hi", "logprobs": 3, **sampling},
+        "completion-ids": {"model": "m", "prompt": [[1, 2], [3]], "echo": False, "suffix": None},
+    }
+
+
+def stage(text, cut=3, prefix=0):
+    """The two bytes before the text: characters per piece (0: whole), and how the prompt ended (`cases::fuzz`)."""
+    return bytes([cut, prefix]) + text.encode()
+
+
+THINK = {
+    "closed": stage("<think>\nWhy?\n</think>\n\nBecause."),
+    "opened-by-prompt": stage("Why?</think>Because.", prefix=1),
+    "disabled": stage("Because <think> is a word.", cut=1, prefix=2),
+    "unclosed": stage("<think>Why", cut=0),
+    "inner": stage("<think>a <tool_call> b</thi nk></think></think> c", cut=2),
+}
+
+HERMES = {
+    "call": stage('Well.\n<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "x"}}\n</tool_call>'),
+    "two-calls": stage('<tool_call>{"arguments": {}, "name": "f"}</tool_call>\n<tool_call>{"name": "f", "arguments": {"a": [1, {"c": null}]}}</tool_call> end', cut=1),
+    "string": stage('<tool_call>{"name": "f", "arguments": {"b": "</tool_call> \\"\\u00e9 \\ud83d\\ude00"}}</tool_call>', cut=2),
+    "broken": stage('<tool_call>{"name": "f", "arguments": {"a": ', cut=0),
+    "after-thoughts": stage('<tool_call>no</think><tool_call>{"name": "g", "arguments": "{}"}</tool_call>', prefix=1),
+}  # fmt: skip
+
+QWEN3_CODER = {
+    "call": stage("Well.\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nx\ny\n</parameter>\n</function>\n</tool_call>"),
+    "no-wrapper": stage("<function=f><parameter=a>-12</parameter></function> end", cut=1),
+    "types": stage('<tool_call><function=f><parameter=a>x</parameter><parameter=c>{"d": [1, true]}</parameter></function></tool_call>', cut=2),
+    "broken": stage("<tool_call>\n<function=f>\n<parameter=b>\n<parameter=a>", cut=0),
+    "after-thoughts": stage("<function=f></think><tool_call>\n<function=g>\n</function>\n</tool_call>\n<tool_call>", prefix=1),
+}  # fmt: skip
+
+
+def text(value):
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def value(kind, item):
+    match kind:
+        case "u32":
+            return struct.pack("<II", 4, item)
+        case "f32":
+            return struct.pack("<If", 6, item)
+        case "text":
+            return struct.pack("<I", 8) + text(item)
+        case "texts":
+            return struct.pack("<IIQ", 9, 8, len(item)) + b"".join(map(text, item))
+        case "i32s":
+            return struct.pack("<IIQ", 9, 5, len(item)) + struct.pack(f"<{len(item)}i", *item)
+
+
+def gguf(metadata, tensors):
+    """Tensors are F32 and count up from 0; `tensors` is (name, dimensions, innermost first)."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    head += b"".join(text(key) + value(*entry) for key, entry in metadata.items())
+    data = b""
+    for name, dims in tensors:
+        data += b"\0" * (-len(data) % 32)
+        head += text(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", 0, len(data))
+        count = 1
+        for dim in dims:
+            count *= dim
+        data += struct.pack(f"<{count}f", *range(count))
+    return head + b"\0" * (-len(head) % 32) + data
+
+
+def model(architecture):
+    numbers = {
+        "embedding_length": 8, "block_count": 1, "feed_forward_length": 12, "context_length": 64,
+        "attention.head_count": 2, "attention.head_count_kv": 1,
+    }  # fmt: skip
+    metadata = {"general.architecture": ("text", architecture)}
+    metadata |= {f"{architecture}.{key}": ("u32", number) for key, number in numbers.items()}
+    metadata[f"{architecture}.attention.layer_norm_rms_epsilon"] = ("f32", 1e-5)
+    layer = {
+        "attn_norm": [8], "attn_q": [8, 8], "attn_k": [8, 4], "attn_v": [8, 4], "attn_output": [8, 8],
+        "ffn_norm": [8], "ffn_gate": [8, 12], "ffn_up": [8, 12], "ffn_down": [12, 8],
+    }  # fmt: skip
+    if architecture == "qwen3":
+        layer |= {"attn_q_norm": [4], "attn_k_norm": [4]}
+    tensors = [("token_embd.weight", [8, 10]), ("output_norm.weight", [8])]
+    return metadata, tensors + [(f"blk.0.{name}.weight", dims) for name, dims in layer.items()]
+
+
+def ggufs():
+    tokenizer = {
+        "tokenizer.ggml.model": ("text", "gpt2"),
+        "tokenizer.ggml.pre": ("text", "smollm"),
+        "tokenizer.ggml.tokens": ("texts", ["a", "b", "ab", "<|im_end|>"]),
+        "tokenizer.ggml.merges": ("texts", ["a b"]),
+        "tokenizer.ggml.token_type": ("i32s", [1, 1, 1, 3]),
+        "tokenizer.ggml.eos_token_id": ("u32", 3),
+        "tokenizer.chat_template": ("text", "{{ messages }}"),
+    }
+    llama, qwen3 = model("llama"), model("qwen3")
+    return {
+        "empty": gguf({}, []),
+        "tokenizer": gguf(tokenizer, []),
+        "llama": gguf(*llama),
+        "qwen3": gguf(*qwen3),
+        "llama-cut": gguf(*llama)[:700],
+    }
+
+
+write("request", {name: json.dumps(body).encode() for name, body in requests().items()})
+write("think", THINK)
+write("hermes", HERMES)
+write("qwen3_coder", QWEN3_CODER)
+write("gguf", ggufs())

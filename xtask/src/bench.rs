@@ -1,0 +1,16 @@
+//! `cargo xtask bench`: the benchmarks in release, on the demo's model.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::process::cargo;
+
+/// Without `--model` among the words, SmolLM2 is fetched and used.
+pub fn run(root: &Path, words: &[&str]) -> Result<()> {
+    let run = cargo(root).args(["run", "--release", "-p", "bench", "--"]).args(words);
+    if words.contains(&"--model") {
+        return run.check();
+    }
+    run.arg("--model").arg(crate::demo::fetch_model(root)?).check()
+}

@@ -4,6 +4,7 @@
 
 For each model NAME: NAME.gguf, and NAME.logits with the f32 logits of every position of the token sequence
 token(i) = (37 i + 11) mod vocab, i < POSITIONS, row-major [POSITIONS][vocab]. The seeds are fixed.
+The folder NAME holds the same model as transformers saves it, for those of SAVED: whole, or in shards.
 """
 
 import pathlib
@@ -15,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 POSITIONS = 150  # more than two KV pages
 VOCAB = 256
+SAVED = {"tiny-llama3-rope": "200KB", "tiny-qwen3": "1MB"}  # largest shard
 DATA = pathlib.Path(__file__).parent / "data"
 SHAPE = dict(
     vocab_size=VOCAB,
@@ -104,6 +106,9 @@ def write(name, arch, model, config, rope_divisors=None):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+    if name in SAVED:
+        model.save_pretrained(DATA / name, max_shard_size=SAVED[name])
 
     tokens = (37 * torch.arange(POSITIONS) + 11) % VOCAB
     with torch.no_grad():

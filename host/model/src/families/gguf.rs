@@ -3,7 +3,7 @@
 use backend::ops::{AttentionShape, ModelSpec, Rope};
 use backend::weights::{Weight, WeightType};
 
-use super::{FAMILIES, Family};
+use super::{FAMILIES, Family, HEAD_DIM_MAX};
 use crate::decoder::{LayerPart, Part, Settings, Tensors, assemble};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, GgufError, Metadata, Required};
@@ -63,6 +63,14 @@ fn settings(gguf: &Gguf, family: &'static Family) -> Result<Settings, ModelError
     {
         let expected = format!("values as wide as keys ({head_dim}) are supported");
         return keys.unsupported("attention.value_length", value, &expected);
+    }
+    // Before anything is made that has the head's size.
+    if head_dim > HEAD_DIM_MAX {
+        return keys.unsupported(
+            "attention.key_length",
+            head_dim,
+            &format!("expected a head size of 1 to {HEAD_DIM_MAX}"),
+        );
     }
     let eps = keys.key("attention.layer_norm_rms_epsilon");
     let rope = rope(gguf, &keys, head_dim)?;

@@ -19,5 +19,8 @@ pub struct Family {
     pub gguf_interleaves_qk: bool,
 }
 
+/// More than ten times the largest head there is; it sizes allocations before a weight of that size was seen.
+pub(crate) const HEAD_DIM_MAX: usize = 1 << 16;
+
 /// Every family that can be served.
 pub const FAMILIES: [&Family; 2] = [&llama::FAMILY, &qwen3::FAMILY];

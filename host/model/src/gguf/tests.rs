@@ -76,6 +76,12 @@ fn wrong_settings_are_named() {
         ),
         (
             refused(|w| {
+                w.set("llama.embedding_length", Value::U32(1 << 31));
+            }),
+            "`llama.attention.key_length` is 1073741824; expected a head size of 1 to 65536",
+        ),
+        (
+            refused(|w| {
                 w.set("llama.rope.scaling.type", Value::Text("yarn".into()));
             }),
             "`llama.rope.scaling.type` is yarn; `none` and `linear` are supported",

@@ -10,11 +10,10 @@ use super::read_json;
 use super::rope::RopeTable;
 use crate::ModelError;
 use crate::decoder::Settings;
-use crate::families::{FAMILIES, Family};
+use crate::families::{FAMILIES, Family, HEAD_DIM_MAX};
 
-/// Highest vocabulary and head size: more than ten times the largest there are; they size allocations.
+/// More than ten times the largest vocabulary there is; it sizes allocations.
 const VOCAB_MAX: usize = 4_000_000;
-const HEAD_DIM_MAX: usize = 1 << 16;
 
 /// A folder's settings.
 #[derive(Clone, Debug, PartialEq)]

@@ -139,6 +139,35 @@ def ggufs():
         "llama": gguf(*llama),
         "qwen3": gguf(*qwen3),
         "llama-cut": gguf(*llama)[:700],
+        "llama-huge-head": huge_head(),
+    }
+
+
+def huge_head():
+    """A finding: the rotary table was made before the head's size was checked."""
+    metadata, tensors = model("llama")
+    metadata["llama.embedding_length"] = ("u32", 0x8000_0008)
+    return gguf(metadata, tensors)
+
+
+def hfs():
+    tensors = {"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}, "b": {"dtype": "BF16", "shape": [2], "data_offsets": [16, 20]}}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    llama = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 10, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+        "bos_token_id": 1, "eos_token_id": [2, 3], "tie_word_embeddings": True, "hidden_act": "silu",
+    }  # fmt: skip
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    qwen3 = {**llama, "architectures": ["Qwen3ForCausalLM"], "head_dim": 4, "eos_token_id": 2}
+    return {
+        "shard": struct.pack("<Q", len(header)) + header + bytes(20),
+        "shard-cut": struct.pack("<Q", len(header)) + header + bytes(19),
+        "llama": json.dumps(llama).encode(),
+        "llama3-rope": json.dumps({**llama, "rope_scaling": scaling}).encode(),
+        "qwen3": json.dumps(qwen3).encode(),
     }
 
 
@@ -147,3 +176,4 @@ write("think", THINK)
 write("hermes", HERMES)
 write("qwen3_coder", QWEN3_CODER)
 write("gguf", ggufs())
+write("hf", hfs())

@@ -20,7 +20,7 @@ const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-l
     -Cllvm-args=-sanitizer-coverage-trace-compares";
 
 /// An input of more bytes finds nothing that a shorter one would not, more slowly.
-const INPUT_BYTES_MAX: u32 = 8192;
+const INPUT_BYTES_MAX: u32 = 4096;
 
 /// One input that takes longer than this is a finding.
 const INPUT_SECONDS_MAX: u32 = 5;

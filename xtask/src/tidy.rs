@@ -29,6 +29,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "api",
             "backend",
             "backend-cpu",
+            "backend-cuda",
             "backend-script",
             "contract",
             "engine",

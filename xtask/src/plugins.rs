@@ -28,17 +28,42 @@ pub fn run(root: &Path, check: bool) -> Result<()> {
         return Ok(());
     }
     let guests = guests(root)?;
-    fs::create_dir_all(&dist)?;
-    cargo(root).args(["build", "--quiet", "--package", "componentize"]).check()?;
-    let plugins = root.join("plugins");
-    let metadata = metadata(&plugins)?;
-    Toolchain::find(&plugins)?.build(&plugins, &metadata, &guests)?;
-    for guest in &guests {
-        componentize(root, &metadata, guest, &dist)?;
-    }
+    build_all(root, &guests, &dist)?;
     remove_strangers(&dist, &guests)?;
     fs::write(noted, format!("{hash}\n"))?;
     Ok(())
+}
+
+/// Builds the bundled components beside the committed ones and runs the shared cases on them: what is committed can be
+/// made from its sources, and what was made behaves.
+pub fn rebuild_and_test(root: &Path) -> Result<()> {
+    run(root, true)?;
+    let plugins = root.join("plugins");
+    if let Err(error) = Toolchain::find(&plugins) {
+        // CI installs a toolchain; a contributor's machine need not have one.
+        ensure!(std::env::var_os("CI").is_none(), "{error:#}");
+        println!("not rebuilt: {error:#}");
+        return Ok(());
+    }
+    let rebuilt = crate::demo::target_dir(root)?.join("rebuilt-plugins");
+    build_all(root, &guests(root)?, &rebuilt)?;
+    for chain in [&["think", "hermes"][..], &["think", "qwen3_coder"], &["jinja"]] {
+        let components = chain.iter().map(|name| rebuilt.join(format!("{name}.wasm")));
+        let test = ["run", "--quiet", "--package", "server", "--", "plugin", "test"];
+        cargo(root).args(test).args(components).args(["--cases", "tests/cases/cases.jsonl"]).check()?;
+    }
+    let example = root.join("examples/write-a-tool-parser");
+    cargo(&example).args(["test", "--quiet"]).check()?;
+    build_one(root, &example)
+}
+
+fn build_all(root: &Path, guests: &[Guest], to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    cargo(root).args(["build", "--quiet", "--package", "componentize"]).check()?;
+    let plugins = root.join("plugins");
+    let metadata = metadata(&plugins)?;
+    Toolchain::find(&plugins)?.build(&plugins, &metadata, guests)?;
+    guests.iter().try_for_each(|guest| componentize(root, &metadata, guest, to))
 }
 
 /// Builds a plugin that lies anywhere: its component and manifest are written into its own folder.

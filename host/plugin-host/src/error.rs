@@ -10,7 +10,7 @@ use crate::manifest::Kind;
 pub enum PluginLoadError {
     #[error("no bundled plugin is called `{name}`; there are {available}; a file is given as PATH.wasm")]
     UnknownName { name: String, available: String },
-    #[error("plugin `{plugin}` is a {found}, and a {wanted} is needed here")]
+    #[error("plugin `{plugin}` is of kind {found}, and {wanted} is needed here")]
     WrongKind { plugin: String, found: Kind, wanted: Kind },
     #[error("cannot read {}: {message}", path.display())]
     Read { path: PathBuf, message: String },

@@ -22,6 +22,11 @@ const ENGINE_DEFAULT: &str = "main";
 /// Running answers get this long to end after a signal.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
 
+/// The scheduler of an engine that names none: a component like any other.
+const SCHEDULER_DEFAULT: &str = "fcfs";
+/// The word for first come, first served inside the host, which is also what an engine falls back to.
+const SCHEDULER_NATIVE: &str = "native";
+
 /// Everything `serve` needs.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -123,7 +128,7 @@ impl Settings {
             }
             if engine.scheduler.is_none() && !engine.scheduler_settings.is_empty() {
                 let name = &engine.name;
-                self.warnings.push(format!("engine `{name}`: scheduler_settings have no effect without a scheduler"));
+                self.warnings.push(format!("engine `{name}`: scheduler_settings have no effect on the native scheduler"));
             }
         }
         let used = self.plugin_words().map(plugin_name).collect::<BTreeSet<_>>();
@@ -275,7 +280,10 @@ fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> a
             dummy: table.load_format.as_deref() == Some("dummy"),
             gpu_memory_utilization: table.gpu_memory_utilization,
             enforce_eager: table.enforce_eager.unwrap_or(false),
-            scheduler: table.scheduler.clone(),
+            scheduler: match table.scheduler.as_deref().unwrap_or(SCHEDULER_DEFAULT) {
+                SCHEDULER_NATIVE => None,
+                word => Some(word.to_string()),
+            },
             scheduler_settings: json_object(table.scheduler_settings.as_ref())?,
             max_model_len: table.max_model_len,
             max_num_seqs: table.max_num_seqs,

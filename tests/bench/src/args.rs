@@ -89,6 +89,14 @@ fn list<T>(text: &str, item: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
 }
 
 impl Cell {
+    /// Its kind, the number of streams, and the tokens in each prompt.
+    pub fn shape(self) -> (&'static str, usize, u32) {
+        match self {
+            Self::Prefill { tokens } => ("prefill", 1, tokens),
+            Self::Decode { streams, context } => ("decode", streams, context),
+        }
+    }
+
     fn parse(text: &str) -> Result<Self> {
         let shape = || format!("expected prefill:TOKENS or decode:STREAMSxCONTEXT\n\n{USAGE}");
         let (kind, numbers) = text.split_once(':').with_context(shape)?;

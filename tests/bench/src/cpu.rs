@@ -26,31 +26,54 @@ pub fn run(args: &Args) -> Result<Value> {
     let mut rows = Vec::new();
     eprintln!("{:<8} {:<8} {:>8} {:>8} {:>12}", "threads", "what", "streams", "context", "tokens/s");
     for &threads in &args.threads {
+        let mut bandwidth = None;
         for &cell in &args.cells {
-            let mut bench = match Bench::open(args, threads, cell)? {
-                Ok(bench) => bench,
-                Err(reason) => {
-                    eprintln!("{threads:<8} {cell:?} left out: {reason}");
-                    rows.push(json!({"threads": threads, "cell": format!("{cell:?}"), "left_out": reason}));
-                    continue;
+            let (what, streams, context) = cell.shape();
+            let mut row = json!({"threads": threads, "what": what, "streams": streams, "context": context});
+            match Bench::open(args, threads, cell)? {
+                Ok(bench) => {
+                    let rates = bench.rates(args.rounds)?;
+                    row["tokens_per_s"] = json!(rates[rates.len() / 2]);
+                    row["rounds"] = json!(rates);
+                    if matches!(cell, Cell::Decode { .. }) {
+                        let bytes = bench.weight_bytes;
+                        let reads = *bandwidth.get_or_insert_with(|| read_gb_per_s(bytes, threads));
+                        // Each step reads every weight once, for all streams together.
+                        let used = bytes as f64 * rates[rates.len() / 2] / streams as f64 / 1e9;
+                        row["weights_gb_per_s"] = json!(tenth(used));
+                        row["memory_gb_per_s"] = json!(tenth(reads));
+                        row["bandwidth_share_percent"] = json!(tenth(used / reads * 100.0));
+                    }
                 }
-            };
-            // One round that is not counted: weights are paged in, the cost model has seen steps.
-            bench.round(0)?;
-            let mut rates = (1..=args.rounds).map(|number| bench.round(number)).collect::<Result<Vec<f64>>>()?;
-            bench.engine.shutdown();
-            rates.sort_by(f64::total_cmp);
-            let median = rates[rates.len() / 2];
-            let (what, streams, context) = bench.shape();
-            eprintln!("{threads:<8} {what:<8} {streams:>8} {context:>8} {median:>12.1}");
-            let rounds: Vec<f64> = rates.iter().map(|rate| (rate * 10.0).round() / 10.0).collect();
-            rows.push(json!({
-                "threads": threads, "what": what, "streams": streams, "context": context,
-                "tokens_per_s": (median * 10.0).round() / 10.0, "rounds": rounds,
-            }));
+                Err(reason) => row["left_out"] = json!(reason),
+            }
+            let figure = row.get("tokens_per_s").or(row.get("left_out")).map(Value::to_string).unwrap_or_default();
+            eprintln!("{threads:<8} {what:<8} {streams:>8} {context:>8} {figure:>12}");
+            rows.push(row);
         }
     }
     Ok(Value::Array(rows))
+}
+
+fn tenth(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+/// What these threads can read from memory of the weights' size, in 10^9 bytes a second: the best of a few passes.
+fn read_gb_per_s(bytes: u64, threads: usize) -> f64 {
+    const PASSES: usize = 5;
+    let words = vec![1u64; bytes as usize / 8];
+    let part = words.len().div_ceil(threads).max(1);
+    let pass = || {
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            for part in words.chunks(part) {
+                scope.spawn(move || std::hint::black_box(part.iter().fold(0u64, |sum, word| sum.wrapping_add(*word))));
+            }
+        });
+        bytes as f64 / started.elapsed().as_secs_f64() / 1e9
+    };
+    (0..PASSES).map(|_| pass()).fold(0.0, f64::max)
 }
 
 struct Bench {
@@ -59,6 +82,7 @@ struct Bench {
     /// Output tokens that a stream may have: enough for those that start first.
     room: u32,
     timed: usize,
+    weight_bytes: u64,
 }
 
 impl Bench {
@@ -66,10 +90,7 @@ impl Bench {
     fn open(args: &Args, threads: usize, cell: Cell) -> Result<Result<Self, String>> {
         let spec = model::load(&args.model)?.spec;
         let timed = if args.quick { TIMED_TOKENS_QUICK } else { TIMED_TOKENS };
-        let (streams, prompt) = match cell {
-            Cell::Prefill { tokens } => (1, tokens),
-            Cell::Decode { streams, context } => (streams, context),
-        };
+        let (_, streams, prompt) = cell.shape();
         // The first stream decodes while the others are prefilled, at worst a few tokens of prompt a step.
         let wanted = timed as u32 + if streams > 1 { prompt * (streams as u32 - 1) / 4 } else { 8 };
         let limit = spec.context_len;
@@ -89,18 +110,21 @@ impl Bench {
         let config = EngineConfig { prefix_cache: false, ..EngineConfig::new("bench") };
         let parts = EngineParts { backend: Box::new(backend), policy: None, config };
         let engine = engine::start(parts, &mut Registry::default())?;
-        Ok(Ok(Self { engine, cell, room, timed }))
+        Ok(Ok(Self { engine, cell, room, timed, weight_bytes: plan.weights }))
     }
 
-    fn shape(&self) -> (&'static str, usize, u32) {
-        match self.cell {
-            Cell::Prefill { tokens } => ("prefill", 1, tokens),
-            Cell::Decode { streams, context } => ("decode", streams, context),
-        }
+    /// Tokens a second of every round, in order of size.
+    fn rates(&self, rounds: usize) -> Result<Vec<f64>> {
+        // One round that is not counted: weights are paged in, the cost model has seen steps.
+        self.round(0)?;
+        let mut rates = (1..=rounds).map(|number| self.round(number).map(tenth)).collect::<Result<Vec<f64>>>()?;
+        self.engine.shutdown();
+        rates.sort_by(f64::total_cmp);
+        Ok(rates)
     }
 
     /// Tokens a second.
-    fn round(&mut self, number: usize) -> Result<f64> {
+    fn round(&self, number: usize) -> Result<f64> {
         match self.cell {
             Cell::Prefill { tokens } => self.prefill(tokens, number),
             Cell::Decode { streams, context } => self.decode(streams, context, number),

@@ -17,7 +17,9 @@ pub fn record(name: &str, args: &Args, figures: Value) -> Result<Value> {
     Ok(json!({
         "name": name,
         "date": output("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"])?,
-        "commit": output("git", &["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])?,
+        // Figures of a source archive are worth keeping too.
+        "commit": output("git", &["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])
+            .unwrap_or_else(|_| "unknown".to_owned()),
         "hardware": hardware(),
         "flags": {
             "profile": if cfg!(debug_assertions) { "debug" } else { "release" },

@@ -4,6 +4,7 @@ mod cases;
 mod chat;
 mod config;
 mod errors;
+mod folder;
 mod plugins;
 mod reasoning;
 mod stream;

@@ -4,8 +4,10 @@
 
 pub mod chunks;
 pub mod fold;
+pub mod folder;
 pub mod http;
 mod server;
 
+pub use folder::Folder;
 pub use http::{Answer, Event};
 pub use server::{TestServer, repository, settings};

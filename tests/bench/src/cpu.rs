@@ -98,10 +98,10 @@ impl Bench {
         else {
             return Ok(Err(format!("{prompt} tokens and {timed} more do not fit into the context of {limit}")));
         };
-        let pages = (prompt + room).div_ceil(PAGE_TOKENS as u32) + 1;
+        let pages = (prompt + room).div_ceil(PAGE_TOKENS) + 1;
         let options = LoadOptions {
             seats: u16::try_from(streams)?,
-            kv_tokens: Some(pages * PAGE_TOKENS as u32 * streams as u32),
+            kv_tokens: Some(pages * PAGE_TOKENS * streams as u32),
             threads: Some(threads),
             ..LoadOptions::default()
         };
@@ -159,7 +159,7 @@ impl Bench {
         let vocab = self.engine.limits().vocab;
         Request {
             id: "bench".into(),
-            prompt: prompt_tokens(prompt, seed as u32, vocab as u32),
+            prompt: prompt_tokens(prompt, seed as u32, vocab),
             sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
             seed: 0,
             max_new_tokens,

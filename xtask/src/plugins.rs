@@ -47,10 +47,12 @@ pub fn rebuild_and_test(root: &Path) -> Result<()> {
     }
     let rebuilt = crate::demo::target_dir(root)?.join("rebuilt-plugins");
     build_all(root, &guests(root)?, &rebuilt)?;
+    // The binary that the host's tests have just built: another selection of packages would build its libraries anew.
+    let tokenloom = crate::demo::target_dir(root)?.join("debug/tokenloom");
     for chain in [&["think", "hermes"][..], &["think", "qwen3_coder"], &["jinja"]] {
         let components = chain.iter().map(|name| rebuilt.join(format!("{name}.wasm")));
-        let test = ["run", "--quiet", "--package", "server", "--", "plugin", "test"];
-        cargo(root).args(test).args(components).args(["--cases", "tests/cases/cases.jsonl"]).check()?;
+        let cases = ["--cases", "tests/cases/cases.jsonl"];
+        Step::new(&tokenloom, root).args(["plugin", "test"]).args(components).args(cases).check()?;
     }
     let example = root.join("examples/write-a-tool-parser");
     cargo(&example).args(["test", "--quiet"]).check()?;

@@ -128,7 +128,8 @@ impl Settings {
             }
             if engine.scheduler.is_none() && !engine.scheduler_settings.is_empty() {
                 let name = &engine.name;
-                self.warnings.push(format!("engine `{name}`: scheduler_settings have no effect on the native scheduler"));
+                self.warnings
+                    .push(format!("engine `{name}`: scheduler_settings have no effect on the native scheduler"));
             }
         }
         let used = self.plugin_words().map(plugin_name).collect::<BTreeSet<_>>();

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use contract::output::{EndReason, HELD_BYTES_MAX, OutputEvent, StageRequest, StageSession};
+use contract::output::{Channel, EndReason, HELD_BYTES_MAX, OutputEvent, StageRequest, StageSession};
 use contract::{PluginError, Severity};
 
 use crate::bindings::output::wit;
@@ -36,7 +36,12 @@ pub(crate) struct WasmSession {
     /// Events given to the next stage so far.
     sent: u64,
     replayed: bool,
+    /// The stage rests until text with one of these characters comes.
+    rests: Option<String>,
 }
+
+/// The key of the event that ends a feed of a stage that rests; `docs/protocols.md` section 2.
+const RESTS: &str = "rests";
 
 enum Mode {
     Live(Seat),
@@ -70,6 +75,7 @@ impl WasmSession {
             fed_calls: 0,
             sent: 0,
             replayed: false,
+            rests: None,
             core,
         };
         match seated {
@@ -164,7 +170,7 @@ impl WasmSession {
     }
 
     /// Hands checked events on.
-    fn send(&mut self, events: Vec<wit::Event>, last: bool) -> Result<Vec<OutputEvent>, PluginError> {
+    fn send(&mut self, mut events: Vec<wit::Event>, last: bool) -> Result<Vec<OutputEvent>, PluginError> {
         for event in &events {
             // They were checked on a copy, or by the replay.
             if let Err(rule) = self.checker.step(event) {
@@ -172,7 +178,13 @@ impl WasmSession {
             }
         }
         self.sent += events.len() as u64;
+        let rests = match events.pop_if(|event| matches!(event, wit::Event::Ext(setting) if setting.key == RESTS)) {
+            Some(wit::Event::Ext(setting)) => Some(setting.value),
+            _ => None,
+        };
         self.unsent.came_out(&events);
+        // A stage that holds text or a call does not rest, whatever it says.
+        self.rests = rests.filter(|_| !last && self.unsent.held_bytes() == 0 && self.checker.open_call().is_none());
         let mut out: Vec<OutputEvent> = events.into_iter().map(event).collect();
         if last {
             // What is still pending now was swallowed on purpose: markers, call syntax.
@@ -250,6 +262,12 @@ impl WasmSession {
     }
 }
 
+/// Whether a stage that rests until one of these characters would pass the event on unchanged.
+fn passes(event: &OutputEvent, until: &str) -> bool {
+    let OutputEvent::Text { channel: Channel::Content, text, token: None } = event else { return false };
+    !text.is_empty() && !text.ends_with(char::is_whitespace) && !text.contains(|c| until.contains(c))
+}
+
 /// Checks a whole answer before any of it is used.
 fn check(checker: &mut Checker, events: &[wit::Event]) -> Result<(), Stopped> {
     let rules = Checker::check_count(events.len()).and_then(|()| events.iter().try_for_each(|e| checker.step(e)));
@@ -263,6 +281,11 @@ impl StageSession for WasmSession {
         if matches!(self.mode, Mode::PassingThrough) {
             return Ok(self.relay(events));
         }
+        // What a resting stage would not change leaves no trace in it, so neither a call nor the journal needs it.
+        if self.rests.as_ref().is_some_and(|until| events.iter().all(|event| passes(event, until))) {
+            return Ok(events);
+        }
+        self.rests = None;
         let fed = self.journal.keep(events.into_iter().map(wit_event).collect());
         self.unsent.fed(fed);
         self.run(None)

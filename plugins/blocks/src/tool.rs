@@ -5,7 +5,7 @@
 //! was no call after all, holds calls inside reasoning until they are whole, and numbers the calls.
 
 use tokenloom_sdk::PluginError;
-use tokenloom_sdk::output::{Channel, EndReason, Event, Session, Text};
+use tokenloom_sdk::output::{Channel, EndReason, Event, Session, Text, rests};
 
 use crate::markers::{Found, Tag, find};
 use crate::out::Out;
@@ -95,11 +95,16 @@ pub struct ToolSession<F: Format> {
     at_line_start: bool,
     open: Option<Open<F::Call>>,
     next_index: u32,
+    /// First characters of the openers that text may spell.
+    openings: String,
 }
 
 impl<F: Format> ToolSession<F> {
     pub fn new(format: F) -> Self {
+        let openers = format.tags()[..format.openers()].iter();
+        let openings = openers.filter_map(|tag| tag.by_text()?.chars().next()).collect();
         Self {
+            openings,
             format,
             out: Out::default(),
             channel: Channel::Content,
@@ -310,6 +315,12 @@ impl<F: Format> ToolSession<F> {
         self.out.text(&self.channel, text, token);
     }
 
+    /// In the middle of a line of content, with nothing held and nothing begun.
+    fn at_rest(&self) -> bool {
+        let nothing_held = self.open.is_none() && self.part.is_empty() && self.gap.is_empty();
+        nothing_held && self.channel == Channel::Content && self.shown && !self.after_call && !self.at_line_start
+    }
+
     /// The stream or the channel is over, or an event that is no text comes between.
     fn interrupt(&mut self) {
         if let Some(open) = &self.open {
@@ -339,7 +350,11 @@ impl<F: Format> Session for ToolSession<F> {
                 }
             }
         }
-        Ok(self.out.take())
+        let mut out = self.out.take();
+        if self.at_rest() {
+            out.push(rests(&self.openings));
+        }
+        Ok(out)
     }
 
     fn finish(&mut self, _reason: EndReason) -> Result<Vec<Event>, PluginError> {

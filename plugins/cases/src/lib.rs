@@ -4,7 +4,7 @@
 //! a component.
 
 use tokenloom_sdk::output::{
-    CallKind, Channel, EndReason, Event, Marker, Request, Session, Stage, Text, Tool, ToolChoice,
+    CallKind, Channel, EndReason, Event, Marker, RESTS, Request, Session, Stage, Text, Tool, ToolChoice,
 };
 
 /// The bundled stages that are named by parsers of the cases.
@@ -78,22 +78,49 @@ fn session<S: Stage>(settings: &str, setup: &Setup) -> Option<Box<dyn Session>> 
 /// A piece of a stream: text, or an added token.
 pub type Piece = (String, Option<u32>);
 
+/// A stage as the host calls it: not at all while it rests and the text is none it waits for.
+struct Rested {
+    session: Box<dyn Session>,
+    until: Option<String>,
+}
+
+impl Rested {
+    fn feed(&mut self, events: Vec<Event>) -> Result<Vec<Event>, String> {
+        if self.until.as_ref().is_some_and(|until| events.iter().all(|event| passes(event, until))) {
+            return Ok(events);
+        }
+        let mut events = self.session.feed(events).map_err(|error| error.message)?;
+        self.until =
+            events.pop_if(|event| matches!(event, Event::Ext(it) if it.key == RESTS)).and_then(|event| match event {
+                Event::Ext(setting) => Some(setting.value),
+                _ => None,
+            });
+        Ok(events)
+    }
+}
+
+fn passes(event: &Event, until: &str) -> bool {
+    let Event::Text(Text { channel: Channel::Content, text, token: None }) = event else { return false };
+    !text.is_empty() && !text.ends_with(char::is_whitespace) && !text.contains(|c| until.contains(c))
+}
+
 /// Feeds a chain one piece per step, as the host does. An error names the rule that the events broke.
-pub fn run(mut chain: Vec<Box<dyn Session>>, pieces: &[Piece]) -> Result<Answer, String> {
+pub fn run(chain: Vec<Box<dyn Session>>, pieces: &[Piece]) -> Result<Answer, String> {
+    let mut chain: Vec<Rested> = chain.into_iter().map(|session| Rested { session, until: None }).collect();
     let mut answer = Answer::default();
     for (text, token) in pieces {
         let text = Text { channel: Channel::Content, text: text.clone(), token: *token };
         let mut events = vec![Event::Text(text)];
         for stage in &mut chain {
-            events = stage.feed(events).map_err(|error| error.message)?;
+            events = stage.feed(events)?;
         }
         answer.early_arguments = answer.calls.iter().map(|call| call.arguments.len()).sum();
         answer.take(events)?;
     }
     for at in 0..chain.len() {
-        let mut events = chain[at].finish(EndReason::StopToken(0)).map_err(|error| error.message)?;
+        let mut events = chain[at].session.finish(EndReason::StopToken(0)).map_err(|error| error.message)?;
         for stage in &mut chain[at + 1..] {
-            events = stage.feed(events).map_err(|error| error.message)?;
+            events = stage.feed(events)?;
         }
         answer.take(events)?;
     }

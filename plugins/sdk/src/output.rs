@@ -39,6 +39,16 @@ pub trait Session: 'static {
     fn finish(&mut self, reason: EndReason) -> Result<Vec<Event>, PluginError>;
 }
 
+/// The last event of a feed: the stage rests. Until its next call the host passes content text on without asking, as
+/// long as the text has no token of its own, holds none of the characters of `until` and does not end in white space.
+/// Only for a stage that would pass such text on unchanged and be as it was before. It saves a call per token.
+pub fn rests(until: &str) -> Event {
+    Event::Ext(crate::Setting { key: RESTS.into(), value: until.into() })
+}
+
+/// The key of [`rests`].
+pub const RESTS: &str = "rests";
+
 /// Where a component keeps its one configured stage; implemented by the macro.
 #[doc(hidden)]
 pub trait Global: Stage {

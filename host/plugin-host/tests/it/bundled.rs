@@ -71,3 +71,23 @@ fn all_load() {
         assert_eq!(failure, None, "{name}");
     }
 }
+
+/// A stage that rests is not called for text it would pass on, and is called again for what it waits for.
+#[test]
+fn a_resting_stage_is_left_alone() {
+    let host = PluginHost::new(HostConfig::default(), &mut Registry::default()).expect("the host starts");
+    let source = PluginSource::Bundled("hermes".into());
+    let stage = host.load_stage(&source, &Grants::default(), None).expect("hermes loads");
+    let calls = |texts: &[&str]| {
+        let before = host.status()[0].calls;
+        let out = stream(stage.as_ref(), texts).expect("text passes");
+        (line(&out), host.status()[0].calls - before)
+    };
+    let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+    let (text, awake) = calls(&["Hello"]);
+    assert_eq!(text, "Hello");
+    assert_eq!(calls(&["Hello", " there", ", you", "."]), ("Hello there, you.".into(), awake));
+    // White space at the end and the beginning of a marker wake it: one call more each.
+    assert_eq!(calls(&["Hello", " there ", "you"]), ("Hello there you".into(), awake + 1));
+    assert_eq!(calls(&["Hello", " there", call]), ("Hello there[0:f {}]".into(), awake + 1));
+}

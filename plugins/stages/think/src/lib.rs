@@ -7,7 +7,9 @@
 use blocks::markers::{Found, Tag, find};
 use blocks::out::Out;
 use tokenloom_sdk::PluginError;
-use tokenloom_sdk::output::{Channel, EndReason, Event, ReasoningSpan, Request, Requirements, Session, Stage, Text};
+use tokenloom_sdk::output::{
+    Channel, EndReason, Event, ReasoningSpan, Request, Requirements, Session, Stage, Text, rests,
+};
 
 #[derive(Clone, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -263,7 +265,12 @@ impl Session for ThinkSession {
                 }
             }
         }
-        Ok(self.out.take())
+        let mut out = self.out.take();
+        // There is one block: whatever comes behind it is text.
+        if self.state == State::Answer && self.held.is_empty() {
+            out.push(rests(""));
+        }
+        Ok(out)
     }
 
     fn finish(&mut self, _reason: EndReason) -> Result<Vec<Event>, PluginError> {

@@ -72,7 +72,6 @@ pub struct Kernels {
     pub few_rows: Vec<[Kernel; 4]>,
     pub rope_kv: Kernel,
     pub attend_decode: Kernel,
-    pub attend_merge: Kernel,
     pub attend_prefill: Kernel,
     prefill_shared: u32,
     pub silu_mul: Kernel,
@@ -91,7 +90,7 @@ fn prefill_kernel(arch: u32, shape: &AttentionShape) -> (Source, u32) {
     let stage_bytes = (2 * 64 * shape.head_dim * 2) as u32;
     // The warpgroup products, and their descriptors' layout, are Hopper's.
     if arch == 90 && shape.head_dim == 128 {
-        (kernels::ATTEND_PREFILL_SM90, 3 * stage_bytes)
+        (kernels::ATTEND_PREFILL_SM90, 4 * stage_bytes)
     } else {
         (kernels::ATTEND_PREFILL, 2 * stage_bytes)
     }
@@ -118,7 +117,6 @@ impl Kernels {
             few_rows,
             rope_kv: compiler.kernel(kernels::ROPE_KV, &[])?,
             attend_decode: compiler.kernel(kernels::ATTEND_DECODE, &[])?,
-            attend_merge: compiler.kernel(kernels::ATTEND_MERGE, &[])?,
             attend_prefill,
             prefill_shared,
             silu_mul: compiler.kernel(kernels::SILU_MUL, &[])?,
@@ -157,6 +155,8 @@ pub struct Workspace {
     act: Buffer,
     part_o: Buffer,
     part_ml: Buffer,
+    /// Splits of a (run, kv head) that have ended; zero between launches.
+    pending: Buffer,
     pub logits: Buffer,
     /// token, end, done of each emitted row.
     pub out: Buffer,
@@ -228,6 +228,7 @@ impl Workspace {
             act: alloc("activated rows", rows * spec.ffn * 2)?,
             part_o: alloc("attention splits", items * group * shape.head_dim * 4)?,
             part_ml: alloc("attention split sums", items * group * 8)?,
+            pending: alloc("attention split counts", emits * shape.kv_heads * 4)?,
             logits: alloc("logits", emits * spec.vocab * 4)?,
             out: alloc("step results", emits * 3 * 4)?,
         })
@@ -255,6 +256,7 @@ impl Workspace {
             &self.act,
             &self.part_o,
             &self.part_ml,
+            &self.pending,
             &self.logits,
             &self.out,
         ];
@@ -469,17 +471,13 @@ impl Forward<'_> {
                 .float(scale)
         };
         if size.decodes > 0 {
-            let args =
-                common(Args::default().pointer(w.part_o.pointer).pointer(w.part_ml.pointer), w.decode_items.pointer);
-            self.kernels.attend_decode.launch(self.device, Shape::new(self.device.multiprocessors * 4, 128), args)?;
             let args = Args::default()
                 .pointer(w.attended.pointer)
                 .pointer(w.part_o.pointer)
                 .pointer(w.part_ml.pointer)
-                .pointer(w.runs_pointer());
-            let grid = (size.decodes as u32, model.shape.heads as u32);
-            let shape = Shape { grid, block: model.shape.head_dim as u32, shared_bytes: 0 };
-            self.kernels.attend_merge.launch(self.device, shape, args)?;
+                .pointer(w.pending.pointer);
+            let args = common(args, w.decode_items.pointer);
+            self.kernels.attend_decode.launch(self.device, Shape::new(self.device.multiprocessors * 4, 128), args)?;
         }
         if size.prefill_rows > 0 {
             let shared = self.kernels.prefill_shared;

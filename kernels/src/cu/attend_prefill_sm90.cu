@@ -1,6 +1,6 @@
 // Causal attention of prefill chunks on Hopper: the same tiles as attend_prefill.cu, with warpgroup products.
 //
-// Two warpgroups of 64 rows each share the pages of K and V, three stages deep. Within a warpgroup the scores of page i+1
+// Two warpgroups of 64 rows each share the pages of K and V, four stages deep. Within a warpgroup the scores of page i+1
 // are computed while the values of page i are accumulated and the softmax of page i+1 runs (FlashAttention-3,
 // arXiv 2407.08608). Pages lie in shared memory with the 128-byte swizzle that the products expect: a row's 16-byte
 // chunk c is at c ^ (row % 8).
@@ -8,7 +8,7 @@
 
 #define GROUP (HEADS / KV_HEADS)
 #define THREADS 256
-#define STAGES 3
+#define STAGES 4
 #define STAGE_BYTES (2 * PAGE * HEAD_DIM * 2)
 
 __device__ __forceinline__ void product_n64(float (&d)[32], const u32 (&a)[4], u64 b, int accumulate) {
@@ -130,13 +130,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                 for (int c = 0; c < 4; c++) p[u][c] = bf16_pack(score[8 * u + 2 * c], score[8 * u + 2 * c + 1]);
         };
+        // What this thread copied becomes visible to the products of all.
         auto arrived = [&]() {
-            copy_async_wait<1>();
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
         };
         fetch(0);
         fetch(1);
+        fetch(2);
+        copy_async_wait<2>();
         arrived();
         product_fence();
         scores(0);
@@ -151,10 +153,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             product_commit();
         };
         for (int page = 0; page + 1 < key_pages; page++) {
-            // Both warpgroups are done with the stage that page + 2 goes into: they waited for its products.
-            __syncthreads();
-            fetch(page + 2);
+            // Behind this barrier both warpgroups are done with page - 1, whose stage page + 3 goes into.
+            copy_async_wait<1>();
             arrived();
+            fetch(page + 3);
             product_fence();
             scores(page + 1);
             accumulate(page);

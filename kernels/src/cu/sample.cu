@@ -137,9 +137,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(float *logits, Seat
 
     float scale = seat->temperature > 0.f ? 1.f / seat->temperature : 1.f;
     Best top = {NEG_INF, 0x7fffffff};
-    for (int i = threadIdx.x; i < vocab; i += THREADS) {
-        float y = x[i] * scale;
-        top = better(top, Best{y, i});
+    // Four independent loads at a time; a thread sees its tokens in rising order, so ties go to the lowest.
+    for (int i = threadIdx.x; i < vocab; i += 4 * THREADS) {
+        float y[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) y[j] = i + j * THREADS < vocab ? x[i + j * THREADS] : NEG_INF;
+#pragma unroll
+        for (int j = 0; j < 4; j++) top = better(top, Best{y[j] * scale, i + j * THREADS});
     }
     top = block_best(top, best_shared);
     int token = top.token;

@@ -50,11 +50,9 @@ pub fn load(
 }
 
 fn cuda_options(settings: &EngineSettings, ordinal: usize) -> CudaOptions {
-    let defaults = CudaOptions::default();
     CudaOptions {
         device: DeviceOptions { ordinal, kernel_cache: crate::env::kernel_cache() },
-        memory_fraction: settings.gpu_memory_utilization.unwrap_or(defaults.memory_fraction),
+        memory_fraction: settings.gpu_memory_utilization.unwrap_or(CudaOptions::default().memory_fraction),
         graphs: !settings.enforce_eager,
-        ..defaults
     }
 }

@@ -43,6 +43,7 @@ sources! {
     FEW_ROWS = "few_rows",
     ROPE_KV = "rope_kv",
     ATTEND_DECODE = "attend_decode",
+    ATTEND_MERGE = "attend_merge",
     ATTEND_PREFILL = "attend_prefill",
     ATTEND_PREFILL_SM90 = "attend_prefill_sm90",
     SILU_MUL = "silu_mul",

@@ -72,6 +72,7 @@ pub struct Kernels {
     pub few_rows: Vec<[Kernel; 4]>,
     pub rope_kv: Kernel,
     pub attend_decode: Kernel,
+    pub attend_merge: Kernel,
     pub attend_prefill: Kernel,
     prefill_shared: u32,
     pub silu_mul: Kernel,
@@ -117,6 +118,7 @@ impl Kernels {
             few_rows,
             rope_kv: compiler.kernel(kernels::ROPE_KV, &[])?,
             attend_decode: compiler.kernel(kernels::ATTEND_DECODE, &[])?,
+            attend_merge: compiler.kernel(kernels::ATTEND_MERGE, &[])?,
             attend_prefill,
             prefill_shared,
             silu_mul: compiler.kernel(kernels::SILU_MUL, &[])?,
@@ -155,8 +157,6 @@ pub struct Workspace {
     act: Buffer,
     part_o: Buffer,
     part_ml: Buffer,
-    /// Splits of a (run, kv head) that have ended; zero between launches.
-    pending: Buffer,
     pub logits: Buffer,
     /// token, end, done of each emitted row.
     pub out: Buffer,
@@ -228,7 +228,6 @@ impl Workspace {
             act: alloc("activated rows", rows * spec.ffn * 2)?,
             part_o: alloc("attention splits", items * group * shape.head_dim * 4)?,
             part_ml: alloc("attention split sums", items * group * 8)?,
-            pending: alloc("attention split counts", emits * shape.kv_heads * 4)?,
             logits: alloc("logits", emits * spec.vocab * 4)?,
             out: alloc("step results", emits * 3 * 4)?,
         })
@@ -256,7 +255,6 @@ impl Workspace {
             &self.act,
             &self.part_o,
             &self.part_ml,
-            &self.pending,
             &self.logits,
             &self.out,
         ];
@@ -271,12 +269,20 @@ impl Workspace {
 /// How many rows of which kind a step has: all that a forward pass depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepSize {
+    pub runs: usize,
     pub rows: usize,
-    /// Runs of one row: they come first.
+    /// Runs of one row.
     pub decodes: usize,
     /// Rows of longer runs.
     pub prefill_rows: usize,
     pub emits: usize,
+}
+
+impl StepSize {
+    /// One row for each of `rows` seats, and each emits.
+    pub fn decode(rows: usize) -> Self {
+        Self { runs: rows, rows, decodes: rows, prefill_rows: 0, emits: rows }
+    }
 }
 
 /// The parts of a backend that a forward pass uses.
@@ -471,13 +477,17 @@ impl Forward<'_> {
                 .float(scale)
         };
         if size.decodes > 0 {
+            let args =
+                common(Args::default().pointer(w.part_o.pointer).pointer(w.part_ml.pointer), w.decode_items.pointer);
+            self.kernels.attend_decode.launch(self.device, Shape::new(self.device.multiprocessors * 4, 128), args)?;
             let args = Args::default()
                 .pointer(w.attended.pointer)
                 .pointer(w.part_o.pointer)
                 .pointer(w.part_ml.pointer)
-                .pointer(w.pending.pointer);
-            let args = common(args, w.decode_items.pointer);
-            self.kernels.attend_decode.launch(self.device, Shape::new(self.device.multiprocessors * 4, 128), args)?;
+                .pointer(w.runs_pointer());
+            let grid = (size.runs as u32, model.shape.heads as u32);
+            let shape = Shape { grid, block: model.shape.head_dim as u32, shared_bytes: 0 };
+            self.kernels.attend_merge.launch(self.device, shape, args)?;
         }
         if size.prefill_rows > 0 {
             let shared = self.kernels.prefill_shared;

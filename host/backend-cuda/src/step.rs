@@ -148,7 +148,7 @@ impl CudaBackend {
 
     /// Captures a decode step of `rows` rows. Only null seats run while it is recorded.
     fn capture(&mut self, rows: usize) -> Result<(), BackendError> {
-        let size = StepSize { rows, decodes: rows, prefill_rows: 0, emits: rows };
+        let size = StepSize::decode(rows);
         // The first pass asks cuBLASLt for its algorithms, which may not happen while recording.
         self.upload_null(rows)?;
         self.forward_pass(size)?;
@@ -304,12 +304,13 @@ impl CudaBackend {
         }
         let (mut runs, mut size, meta) = self.lay_out(step)?;
         let appends = self.appends(step)?;
-        let decode_only = size.prefill_rows == 0;
+        // A lone prompt token that emits nothing would leave a hole among the emitted rows of a graph.
+        let decode_only = size.prefill_rows == 0 && size.emits == size.rows;
         let graph =
             decode_only.then(|| self.caps.graphs.iter().map(|g| usize::from(g.0)).find(|&g| g >= size.rows)).flatten();
         if let Some(padded) = graph {
             runs.extend((size.rows..padded).map(|row| self.null_run(row)));
-            size = StepSize { rows: padded, decodes: padded, prefill_rows: 0, emits: padded };
+            size = StepSize::decode(padded);
         }
         let header = StepUpload {
             runs: runs.len() as i32,
@@ -347,7 +348,7 @@ impl CudaBackend {
         let invalid = |what: String| Err(BackendError::InvalidStep(what));
         let mut runs = Vec::with_capacity(step.runs.len());
         let mut meta = Vec::with_capacity(step.runs.len());
-        let mut size = StepSize { rows: 0, decodes: 0, prefill_rows: 0, emits: 0 };
+        let mut size = StepSize { runs: step.runs.len(), ..StepSize::decode(0) };
         for run in step.runs {
             let token0 = match &run.feed {
                 Feed::Last => -1,
@@ -380,10 +381,9 @@ impl CudaBackend {
             meta.push((run.seat, emits, self.logprobs[usize::from(run.seat.0)]));
             size.rows += run.rows as usize;
             size.emits += usize::from(emits);
-            if run.rows == 1 && size.prefill_rows == 0 {
+            // A prompt's last token may stand alone behind longer runs: it is a decode to the device all the same.
+            if run.rows == 1 {
                 size.decodes += 1;
-            } else if run.rows == 1 {
-                return invalid("a run of one row behind a longer one: decodes come first".into());
             } else {
                 size.prefill_rows += run.rows as usize;
             }

@@ -129,7 +129,7 @@ pub enum Table<'a> {
     },
 }
 
-/// One step. Runs are in row order, decodes first.
+/// One step. Runs are in row order, decodes first; a prompt's last token may be a run of one row behind longer ones.
 #[derive(Clone, Debug)]
 pub struct Step<'a> {
     pub tables: &'a [Table<'a>],

@@ -3,22 +3,19 @@
 // A work item is (run, kv head, SPLIT keys); a persistent grid takes items in order. Each of 4 warps handles 32 keys with
 // tensor cores: the group's query heads are the rows of the tile. Key order inside a warp is permuted so that scores leave
 // the first product in the layout the second one wants: column c of n-tile j is key 8 (c / 2) + 2 j + c % 2.
-// The split length is fixed, so a row's result does not depend on the batch. Whoever ends a (run, kv head) last merges its
-// splits, always in their order; `pending` counts how many have ended and is zero again afterwards.
+// The split length is fixed, so a row's result does not depend on the batch. Splits meet in `attend_merge`.
 #include "prelude.cuh"
 
 #define GROUP (HEADS / KV_HEADS)
 #define STEPS (HEAD_DIM / 32)
 #define TILES (HEAD_DIM / 8)
 
-extern "C" __global__ void __launch_bounds__(128) attend_decode(u16 *attended, float *part_o, float2 *part_ml, int *pending,
-                                                                const u16 *qkv, const u16 *kv,
+extern "C" __global__ void __launch_bounds__(128) attend_decode(float *part_o, float2 *part_ml, const u16 *qkv, const u16 *kv,
                                                                 const StepInfo *step, const RunInfo *runs,
                                                                 const int4 *items, const int *page_table, int table_width,
                                                                 float scale_log2) {
     __shared__ float sums[4][GROUP][HEAD_DIM];
     __shared__ float2 ml[4][GROUP];
-    __shared__ bool last;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     wait_previous();
     start_next();
@@ -115,7 +112,6 @@ extern "C" __global__ void __launch_bounds__(128) attend_decode(u16 *attended, f
             if (t == 0) ml[warp][(g + 8) % GROUP] = make_float2(max1, sum1);
         }
         __syncthreads();
-        u16 *out = attended + ((long long)run.row0 * HEADS + work.y * GROUP) * HEAD_DIM;
         for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += 128) {
             int row = i / HEAD_DIM, d = i % HEAD_DIM;
             float top = fmaxf(fmaxf(ml[0][row].x, ml[1][row].x), fmaxf(ml[2][row].x, ml[3][row].x));
@@ -126,39 +122,8 @@ extern "C" __global__ void __launch_bounds__(128) attend_decode(u16 *attended, f
                 total += f * ml[w][row].y;
                 y += f * sums[w][row][d];
             }
-            if (run.splits == 1) {
-                out[i] = f32_to_bf16(y / total);
-            } else {
-                part_o[((long long)item * GROUP + row) * HEAD_DIM + d] = y;
-                if (d == 0) part_ml[(long long)item * GROUP + row] = make_float2(top, total);
-            }
-        }
-        if (run.splits == 1) continue;
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            int *count = pending + work.x * KV_HEADS + work.y;
-            last = atomicAdd(count, 1) == run.splits - 1;
-            if (last) *count = 0;
-        }
-        __syncthreads();
-        if (!last) continue;
-        __threadfence();
-        for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += 128) {
-            int row = i / HEAD_DIM, d = i % HEAD_DIM;
-            float top = NEG_INF, total = 0.f, y = 0.f;
-            for (int s = 0; s < run.splits; s++) {
-                long long part = (run.item0 + s * KV_HEADS + work.y) * (long long)GROUP + row;
-                top = fmaxf(top, __ldcg(&part_ml[part]).x);
-            }
-            for (int s = 0; s < run.splits; s++) {
-                long long part = (run.item0 + s * KV_HEADS + work.y) * (long long)GROUP + row;
-                float2 one = __ldcg(&part_ml[part]);
-                float f = exp2f(one.x - top);
-                total += f * one.y;
-                y += f * __ldcg(&part_o[part * HEAD_DIM + d]);
-            }
-            out[i] = f32_to_bf16(y / total);
+            part_o[((long long)item * GROUP + row) * HEAD_DIM + d] = y;
+            if (d == 0) part_ml[(long long)item * GROUP + row] = make_float2(top, total);
         }
     }
 }

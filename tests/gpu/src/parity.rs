@@ -25,6 +25,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "many rows through the library", run: many_rows },
     Check { name: "graph equals eager", run: graph_equals_eager },
     Check { name: "batch equals alone", run: batch_equals_alone },
+    Check { name: "one row behind a chunk", run: one_row_behind },
     Check { name: "two steps in flight", run: two_in_flight },
     Check { name: "sampling equals the reference", run: sampling },
 ];
@@ -192,6 +193,34 @@ fn batch_equals_alone() -> Result<String> {
         compared += same;
     }
     Ok(format!("{compared} of 303 tokens equal"))
+}
+
+/// A prompt of one token behind a longer run, and one that emits nothing, leave their neighbours as they are.
+fn one_row_behind() -> Result<String> {
+    let settings = small(8, 2, 128, true);
+    let mut found = Vec::new();
+    for mut backend in [cuda(&settings, true)?, cpu(&settings)?] {
+        let mut driver = Driver::new(&mut *backend);
+        let (long, short) = (tokens(20, 90), tokens(21, 3));
+        for seat in 0..3 {
+            driver.bind(seat, &greedy(Some(20)), &long)?;
+        }
+        driver.step(&[Part { seat: 0, tokens: &long, emit: true }])?;
+        let mixed = driver.step(&[
+            Part { seat: 0, tokens: &short[..1], emit: true },
+            Part { seat: 1, tokens: &long, emit: true },
+            Part { seat: 2, tokens: &short[..1], emit: false },
+        ])?;
+        let lone = driver.step(&[
+            Part { seat: 0, tokens: &short[1..2], emit: true },
+            Part { seat: 2, tokens: &short[1..2], emit: false },
+        ])?;
+        let last = driver.step(&[Part { seat: 2, tokens: &short[2..], emit: true }])?;
+        found.push([mixed, lone, last].into_iter().flat_map(|out| out.logprobs).map(|row| row.top).collect::<Vec<_>>());
+    }
+    let worst = difference(&found[0], &found[1])?;
+    ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
+    Ok(format!("worst difference {worst:.4}"))
 }
 
 fn two_in_flight() -> Result<String> {

@@ -16,6 +16,7 @@ use anyhow::Result;
 const USAGE: &str = "\
 cargo xtask demo            build the release binary, fetch SmolLM2 and serve it
 cargo xtask test            everything that CI checks: format, lints, tidy, guests, tests, fuzz targets
+cargo xtask ci              the same, after installing what it needs on Debian
 cargo xtask plugins         rebuild the bundled components into plugins/dist
 cargo xtask plugin DIR      build the plugin in a folder: DIR/NAME.wasm and DIR/NAME.toml
 cargo xtask plugins --check compare plugins/dist with the sources it was built from
@@ -40,6 +41,10 @@ fn run() -> Result<()> {
     match args.as_slice() {
         ["demo", rest @ ..] => demo::run(&root, rest),
         ["test"] => test::run(&root),
+        ["ci"] => {
+            process::Step::new("bash", &root).arg("xtask/ci-tools.sh").check()?;
+            test::run(&root)
+        }
         ["plugins"] => plugins::run(&root, false),
         ["plugins", "--check"] => plugins::run(&root, true),
         ["plugin", dir] => plugins::build_one(&root, Path::new(dir)),

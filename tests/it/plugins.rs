@@ -15,7 +15,7 @@ fn refused(flags: &[&str]) -> String {
 #[test]
 fn unknown_names_and_wrong_kinds_are_said() {
     assert!(refused(&["--tool-call-parser", "no_such"]).contains("no bundled plugin is called `no_such`"));
-    assert!(refused(&["--tool-call-parser", "jinja"]).contains("is a template"));
+    assert!(refused(&["--tool-call-parser", "jinja"]).contains("is of kind template"));
     assert!(refused(&["--scheduler", "hermes"]).contains("is of kind output stage"));
     assert!(refused(&["--output-stage", "no/such.wasm"]).contains("no/such.wasm"));
     assert!(settings(&["script:x.json"]).is_err_and(|error| format!("{error:#}").contains("does not exist")));

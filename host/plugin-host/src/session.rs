@@ -265,7 +265,8 @@ impl WasmSession {
 /// Whether a stage that rests until one of these characters would pass the event on unchanged.
 fn passes(event: &OutputEvent, until: &str) -> bool {
     let OutputEvent::Text { channel: Channel::Content, text, token: None } = event else { return false };
-    !text.is_empty() && !text.ends_with(char::is_whitespace) && !text.contains(|c| until.contains(c))
+    let ends_right = until.is_empty() || !text.ends_with(char::is_whitespace);
+    !text.is_empty() && ends_right && !text.contains(|c| until.contains(c))
 }
 
 /// Checks a whole answer before any of it is used.

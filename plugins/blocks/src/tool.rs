@@ -95,14 +95,14 @@ pub struct ToolSession<F: Format> {
     at_line_start: bool,
     open: Option<Open<F::Call>>,
     next_index: u32,
-    /// First characters of the openers that text may spell.
+    /// First characters of the openers. Never empty: white space at the end of a text matters here.
     openings: String,
 }
 
 impl<F: Format> ToolSession<F> {
     pub fn new(format: F) -> Self {
         let openers = format.tags()[..format.openers()].iter();
-        let openings = openers.filter_map(|tag| tag.by_text()?.chars().next()).collect();
+        let openings = openers.filter_map(|tag| tag.text.chars().next()).collect();
         Self {
             openings,
             format,

@@ -101,7 +101,8 @@ impl Rested {
 
 fn passes(event: &Event, until: &str) -> bool {
     let Event::Text(Text { channel: Channel::Content, text, token: None }) = event else { return false };
-    !text.is_empty() && !text.ends_with(char::is_whitespace) && !text.contains(|c| until.contains(c))
+    let ends_right = until.is_empty() || !text.ends_with(char::is_whitespace);
+    !text.is_empty() && ends_right && !text.contains(|c| until.contains(c))
 }
 
 /// Feeds a chain one piece per step, as the host does. An error names the rule that the events broke.

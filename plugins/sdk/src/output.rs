@@ -40,7 +40,8 @@ pub trait Session: 'static {
 }
 
 /// The last event of a feed: the stage rests. Until its next call the host passes content text on without asking, as
-/// long as the text has no token of its own, holds none of the characters of `until` and does not end in white space.
+/// long as the text has no token of its own, holds none of the characters of `until` and does not end in white space; with
+/// an empty `until` all text without a token goes by.
 /// Only for a stage that would pass such text on unchanged and be as it was before. It saves a call per token.
 pub fn rests(until: &str) -> Event {
     Event::Ext(crate::Setting { key: RESTS.into(), value: until.into() })

@@ -27,4 +27,12 @@ pub enum GgufError {
     Tensor { name: String, reason: String },
     #[error("tensor `{name}` is missing")]
     MissingTensor { name: String },
+    #[error("`{name}` is one of {parts} parts; give the first, {expected}")]
+    SplitName { name: String, parts: usize, expected: String },
+    #[error("`{name}` is missing: the model has {parts} parts, {missing} of them not beside this one")]
+    SplitMissing { parts: usize, missing: usize, name: String },
+    #[error("`{key}` is {found}, its name needs {expected}")]
+    SplitPart { key: &'static str, found: u32, expected: usize },
+    #[error("the parts have {found} tensors together, the first part says {expected}")]
+    SplitTensors { found: usize, expected: u64 },
 }

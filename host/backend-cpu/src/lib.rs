@@ -81,6 +81,19 @@ pub fn load_with(
     cpu: &CpuOptions,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<(CpuBackend, MemoryPlan), BackendError> {
+    if let Some(quantization) = options.quantization {
+        return Err(BackendError::Unsupported {
+            what: format!("with weights quantised to {quantization:?} at load"),
+            fix: "leave --quantization out, or use `--device cuda`".into(),
+        });
+    }
+    let mut spec = spec;
+    spec.weights.iter_mut().for_each(|weight| {
+        // There are no FP8 kernels here: twice the memory, the same values.
+        if weight.scales().is_some() {
+            *weight = backend::fp8::dequantized(weight);
+        }
+    });
     let program = Program::new(&spec)?;
     let refusal = if cpu.numerics == Numerics::Fast { fast::refusal(&spec) } else { None };
     let exact = cpu.numerics == Numerics::Exact || refusal.is_some();

@@ -108,6 +108,7 @@ pub fn check_finite(weight: &Weight) -> Result<(), BackendError> {
         let bad = match weight.ty {
             WeightType::F32 => blocks().any(|b| bf16(&b[2..])),
             WeightType::BF16 => blocks().any(bf16),
+            WeightType::F8_E4M3 => blocks().any(|b| b[0] & 0x7f == 0x7f),
             WeightType::F16 | WeightType::Q8_0 | WeightType::Q4_0 | WeightType::Q5_0 => blocks().any(f16),
             WeightType::IQ4_NL | WeightType::IQ4_XS => blocks().any(f16),
             WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K => {

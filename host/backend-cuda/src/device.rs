@@ -12,6 +12,8 @@ pub struct DeviceOptions {
     pub ordinal: usize,
     /// `None`: kernels are compiled at every start.
     pub kernel_cache: Option<PathBuf>,
+    /// Kernels take the code paths of this compute capability times ten instead of the card's own.
+    pub arch: Option<u32>,
 }
 
 /// An opened card with one stream.

@@ -8,6 +8,7 @@
 //! This crate knows no file format and no text.
 
 pub mod error;
+pub mod fp8;
 pub mod load;
 pub mod ops;
 pub mod rng;

@@ -14,11 +14,20 @@ pub struct LoadOptions {
     pub kv_tokens: Option<u32>,
     /// Worker threads; `None`: one per core.
     pub threads: Option<usize>,
+    /// Quantises the weights of the layers' products; `None`: they stay as the file has them.
+    pub quantization: Option<Quantization>,
+}
+
+/// What weights can be turned into while they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantization {
+    /// e4m3 with a scale per 128 x 128 block, see [`crate::fp8`].
+    Fp8,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { seats: 16, max_rows: 512, context_len: None, kv_tokens: None, threads: None }
+        Self { seats: 16, max_rows: 512, context_len: None, kv_tokens: None, threads: None, quantization: None }
     }
 }
 

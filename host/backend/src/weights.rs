@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use crate::fp8::SCALE_BLOCK;
+
 /// Storage formats. The byte layouts are those of the GGUF specification; see `docs/formats.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types, reason = "the field's own names")]
@@ -10,6 +12,8 @@ pub enum WeightType {
     F32,
     F16,
     BF16,
+    /// One byte a value; [`Weight::scales`] has what to multiply with.
+    F8_E4M3,
     Q8_0,
     Q4_0,
     Q4_1,
@@ -27,7 +31,7 @@ impl WeightType {
     /// Elements in one block.
     pub fn block_len(self) -> usize {
         match self {
-            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::F32 | Self::F16 | Self::BF16 | Self::F8_E4M3 => 1,
             Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::IQ4_NL | Self::MXFP4 => 32,
             Self::Q4_K | Self::Q5_K | Self::Q6_K | Self::IQ4_XS => 256,
         }
@@ -38,6 +42,7 @@ impl WeightType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
+            Self::F8_E4M3 => 1,
             Self::Q8_0 => 34,
             Self::Q4_0 | Self::IQ4_NL => 18,
             Self::Q4_1 => 20,
@@ -125,6 +130,7 @@ pub struct Weight {
     pub random: Option<RandomFill>,
     /// `order[i]` is the stored row that is row `i`; files of the llama architecture interleave the rows of q and k.
     order: Option<Arc<[u32]>>,
+    scales: Option<Arc<[f32]>>,
 }
 
 impl Weight {
@@ -145,6 +151,7 @@ impl Weight {
             bytes,
             random: None,
             order: None,
+            scales: None,
         })
     }
 
@@ -153,7 +160,16 @@ impl Weight {
         let count = rows * cols;
         let owner = Arc::new(LazyRandom { random, count, bytes: OnceLock::new() });
         let bytes = SharedBytes { owner, range: 0..count * 2 };
-        Self { name: name.into(), ty: WeightType::BF16, rows, cols, bytes, random: Some(random), order: None }
+        Self {
+            name: name.into(),
+            ty: WeightType::BF16,
+            rows,
+            cols,
+            bytes,
+            random: Some(random),
+            order: None,
+            scales: None,
+        }
     }
 
     /// The same weight with its rows in another order; `None` unless `order` is a permutation of the rows.
@@ -164,11 +180,25 @@ impl Weight {
                 return None;
             }
         }
-        if order.len() != self.rows {
+        if order.len() != self.rows || self.scales.is_some() {
             return None;
         }
         self.order = Some(order);
         Some(self)
+    }
+
+    /// The block scales of an FP8 weight, `[rows / 128, cols / 128]` rounded up; `None` for another type or count.
+    pub fn with_scales(mut self, scales: Arc<[f32]>) -> Option<Self> {
+        let expected = self.rows.div_ceil(SCALE_BLOCK) * self.cols.div_ceil(SCALE_BLOCK);
+        if self.ty != WeightType::F8_E4M3 || self.order.is_some() || scales.len() != expected {
+            return None;
+        }
+        self.scales = Some(scales);
+        Some(self)
+    }
+
+    pub fn scales(&self) -> Option<&[f32]> {
+        self.scales.as_deref()
     }
 
     pub fn row_bytes(&self) -> usize {

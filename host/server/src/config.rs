@@ -112,6 +112,9 @@ pub struct EngineTable {
     #[arg(long, value_name = "Q")]
     pub quantization: Option<String>,
     /// `auto` reads the weights, `dummy` makes them up.
+    /// Compile kernels as for an older card (70, 75, 80, 89): for checking their code paths.
+    #[arg(long, value_name = "CC", allow_negative_numbers = true, value_parser = value_parser!(u32).range(70..=120))]
+    pub cuda_arch: Option<u32>,
     #[arg(long, value_name = "auto|dummy")]
     pub load_format: Option<String>,
     /// A tokenizer.json to use instead of the model's own.

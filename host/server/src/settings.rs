@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use api::ReasoningField;
+use backend::load::Quantization;
 use serde_json::{Map, Value};
 
 use crate::cli::ServeArgs;
@@ -70,6 +71,9 @@ pub struct EngineSettings {
     pub max_num_seqs: Option<u16>,
     pub max_num_batched_tokens: Option<u32>,
     pub kv_cache_tokens: Option<u32>,
+    pub quantization: Option<Quantization>,
+    /// Kernels are compiled as for this compute capability times ten.
+    pub cuda_arch: Option<u32>,
     pub max_num_queued_reqs: Option<u32>,
     pub threads: Option<u32>,
     pub tokenizer: Option<PathBuf>,
@@ -181,7 +185,7 @@ fn lay_engine_flags(args: &ServeArgs, file: &mut ConfigFile) -> anyhow::Result<(
     };
     macro_rules! lay { ($($field:ident)*) => { $( if flags.$field.is_some() { engine.$field = flags.$field; } )* } }
     lay!(source device scheduler max_model_len max_num_seqs max_num_batched_tokens kv_cache_tokens max_num_queued_reqs
-         threads gpu_memory_utilization enforce_eager kv_cache_dtype quantization load_format tokenizer enable_prefix_caching);
+         threads gpu_memory_utilization enforce_eager cuda_arch kv_cache_dtype quantization load_format tokenizer enable_prefix_caching);
     Ok(())
 }
 
@@ -292,6 +296,8 @@ fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> a
             kv_cache_tokens: table.kv_cache_tokens,
             max_num_queued_reqs: table.max_num_queued_reqs,
             threads: table.threads,
+            quantization: read_quantization(table, device)?,
+            cuda_arch: table.cuda_arch,
             tokenizer: table.tokenizer.clone(),
             prefix_caching: table.enable_prefix_caching.unwrap_or(true),
             step_target_ms: table.step_target_ms,
@@ -317,6 +323,7 @@ fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> a
 
 /// What is asked of the weights, against what can be done with them.
 fn check_weights(table: &EngineTable, source: &Source) -> anyhow::Result<()> {
+        (table.cuda_arch.is_some() && settings.device == Device::Cpu, "cuda_arch", "on the CPU"),
     match table.kv_cache_dtype.as_deref() {
         None | Some("auto") => {}
         Some(dtype) => bail!("kv_cache_dtype `{dtype}`: only `auto` is known"),
@@ -326,9 +333,6 @@ fn check_weights(table: &EngineTable, source: &Source) -> anyhow::Result<()> {
         Some("dummy") if matches!(source, Source::Folder(_)) => {}
         Some("dummy") => bail!("load_format `dummy` needs a folder with a config.json, and {source} is none"),
         Some(format) => bail!("load_format `{format}` is not one of auto, dummy"),
-    }
-    if let Some(quantization) = &table.quantization {
-        bail!("quantization `{quantization}`: weights run in the format of their file; use a quantised GGUF file");
     }
     if let Some(share) = table.gpu_memory_utilization {
         ensure!(share > 0.0 && share <= 1.0, "gpu_memory_utilization {share} is not above 0 and at most 1");
@@ -347,6 +351,17 @@ fn read_model(table: &ModelTable, engines: &[EngineSettings]) -> anyhow::Result<
                 format!("engine `{name}` is not configured; there are `{known}`")
             })?,
         };
+fn read_quantization(table: &EngineTable, device: Device) -> anyhow::Result<Option<Quantization>> {
+    match (table.quantization.as_deref(), device) {
+        (None, _) => Ok(None),
+        (Some("fp8"), Device::Cuda(_)) => Ok(Some(Quantization::Fp8)),
+        (Some("fp8"), Device::Cpu) => {
+            bail!("quantization `fp8` is for `--device cuda`; on the CPU use a quantised GGUF file")
+        }
+        (Some(other), _) => bail!("quantization `{other}` is not one of fp8; quantised GGUF files need no flag"),
+    }
+}
+
         check("max_model_len", table.max_model_len, 1, 1 << 30)?;
         let reasoning_field = match table.reasoning_field.as_deref() {
             None => ReasoningField::default(),

@@ -1,5 +1,6 @@
 //! Values of stored rows, in the arithmetic of the GGUF reference: the oracle for packing, and the embedding lookup.
 
+use backend::fp8::e4m3_to_f32;
 use backend::weights::WeightType;
 use half::{bf16, f16};
 
@@ -30,6 +31,8 @@ fn dequantize_block(ty: WeightType, b: &[u8], out: &mut [f32]) {
     match ty {
         WeightType::F32 => out[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
         WeightType::F16 => out[0] = half_at(b, 0),
+        // Without the block's scale, which is not part of the row.
+        WeightType::F8_E4M3 => out[0] = e4m3_to_f32(b[0]),
         WeightType::BF16 => out[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32(),
         WeightType::Q8_0 => {
             let d = half_at(b, 0);

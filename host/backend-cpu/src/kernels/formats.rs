@@ -66,7 +66,7 @@ impl Spec {
         use ScaleForm::{Bf16, Super};
         let base = Self::NIBBLES;
         Some(match ty {
-            WeightType::F32 | WeightType::F16 | WeightType::BF16 => return None,
+            WeightType::F32 | WeightType::F16 | WeightType::BF16 | WeightType::F8_E4M3 => return None,
             WeightType::Q4_0 => Self { table: Some(centred(8)), ..base },
             WeightType::Q4_1 => Self { mins: true, ..base },
             WeightType::Q5_0 => Self { planes: 1, table: Some(centred(16)), ..base },
@@ -162,7 +162,9 @@ pub(super) fn code_block(ty: WeightType, row: &[u8], block: usize) -> CodeBlock 
             let scale = (low | high << 4) as i8 - 32;
             (split_nibbles(&b[8 + 16 * j..], none), word(b, 0), 0, [scale, 0])
         }
-        WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("plain floats have no blocks"),
+        WeightType::F32 | WeightType::F16 | WeightType::BF16 | WeightType::F8_E4M3 => {
+            unreachable!("plain floats have no blocks")
+        }
     };
     CodeBlock { codes, d, m, subs }
 }

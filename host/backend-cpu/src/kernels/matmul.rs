@@ -138,6 +138,7 @@ macro_rules! formats {
                     WeightType::F32 => f32_tiles(isa, job),
                     WeightType::F16 => f16_tiles(isa, job),
                     WeightType::BF16 => bf16_tiles(isa, job),
+                    WeightType::F8_E4M3 => unreachable!("loaded as bf16"),
                 }
             }
         }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use backend::fp8::SCALE_BLOCK;
 use backend::ops::AttentionShape;
 use serde::Deserialize;
 use serde_json::Value;
@@ -22,6 +23,8 @@ pub struct Config {
     pub vocab: usize,
     pub bos: Option<u32>,
     pub eos: Vec<u32>,
+    /// The folder's own weights are FP8.
+    pub fp8: bool,
 }
 
 #[derive(Deserialize)]
@@ -125,7 +128,13 @@ impl ConfigFile {
             Some(OneOrMany::One(token)) => vec![token],
             Some(OneOrMany::Many(tokens)) => tokens,
         };
-        Ok(Config { settings, vocab: self.vocab_size, bos: self.bos_token_id, eos })
+        Ok(Config {
+            settings,
+            vocab: self.vocab_size,
+            bos: self.bos_token_id,
+            eos,
+            fp8: self.quantization_config.is_some(),
+        })
     }
 
     fn refuse_unsupported(&self) -> Result<(), ModelError> {
@@ -147,9 +156,31 @@ impl ConfigFile {
             return refuse("layer_types", format!("`{kind}` in a layer"), "`full_attention` is supported");
         }
         if let Some(quantization) = &self.quantization_config {
-            let method = quantization["quant_method"].as_str().unwrap_or("unnamed");
-            return refuse("quantization_config", format!("`{method}`"), "weights of bf16, f16 and f32 are supported");
+            check_quantization(quantization)?;
         }
         Ok(())
     }
+}
+
+/// FP8 with block scales is the one kind of quantised checkpoint that is read.
+fn check_quantization(table: &Value) -> Result<(), ModelError> {
+    let method = table["quant_method"].as_str().unwrap_or("unnamed");
+    if method != "fp8" {
+        return refuse("quantization_config", format!("`{method}`"), "weights of bf16, f16, f32 and fp8 are supported");
+    }
+    let block = &table["weight_block_size"];
+    if *block != serde_json::json!([SCALE_BLOCK, SCALE_BLOCK]) {
+        let expected = format!("a scale for each block of [{SCALE_BLOCK}, {SCALE_BLOCK}] is supported");
+        return refuse("quantization_config.weight_block_size", block, expected);
+    }
+    for (key, known) in [("fmt", "e4m3"), ("activation_scheme", "dynamic")] {
+        if let Some(found) = table[key].as_str().filter(|found| *found != known) {
+            return refuse(
+                &format!("quantization_config.{key}"),
+                format!("`{found}`"),
+                format!("`{known}` is supported"),
+            );
+        }
+    }
+    Ok(())
 }

@@ -24,7 +24,7 @@ pub enum HfError {
     Twice { tensor: String, other: String },
     #[error("truncated: {what} needs {needed} bytes, the file has {size}")]
     Truncated { what: String, needed: u64, size: u64 },
-    #[error("tensor `{name}` has the type {found}; BF16, F16 and F32 can be read")]
+    #[error("tensor `{name}` has the type {found}; BF16, F16, F32 and F8_E4M3 can be read")]
     Type { name: String, found: String },
     #[error("tensor `{name}` has the shape {shape:?}; one or two dimensions above 0 can be read")]
     Dims { name: String, shape: Vec<u64> },
@@ -32,6 +32,8 @@ pub enum HfError {
     Bytes { name: String, found: u64, expected: u64 },
     #[error("tensor `{name}` begins at byte {found} of the data, expected {expected}: tensors follow each other")]
     Offset { name: String, found: u64, expected: u64 },
+    #[error("tensor `{name}` is FP8 and has no usable `{name}_scale_inv`: {reason}")]
+    Scales { name: String, reason: String },
     #[error("{found} bytes follow the last tensor; the header describes none of them")]
     Trailing { found: u64 },
 }

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use backend::weights::Weight;
+use backend::fp8::{SCALE_BLOCK, floats};
+use backend::weights::{Weight, WeightType};
 use serde::Deserialize;
 
 use super::error::HfError;
@@ -82,6 +83,18 @@ impl Shards {
         }
         Ok(Self { shards, by_name })
     }
+
+    fn find(&self, name: &str) -> Option<(&Shard, Weight)> {
+        let shard = &self.shards[*self.by_name.get(name)?];
+        Some((shard, shard.weight(name)?))
+    }
+}
+
+/// What the name of an FP8 weight's scales ends with.
+const SCALE_SUFFIX: &str = "_scale_inv";
+
+fn scale_name(weight: &str) -> String {
+    format!("{weight}{SCALE_SUFFIX}")
 }
 
 /// Every `model*.safetensors`, by name.
@@ -127,11 +140,36 @@ impl Tensors for Shards {
     }
 
     fn weight(&self, name: &str) -> Result<Option<Weight>, ModelError> {
-        Ok(self.by_name.get(name).and_then(|&i| self.shards[i].weight(name)))
+        let Some((shard, weight)) = self.find(name) else { return Ok(None) };
+        if weight.ty != WeightType::F8_E4M3 {
+            return Ok(Some(weight));
+        }
+        let fail = |reason: String| {
+            let source = HfError::Scales { name: name.to_owned(), reason };
+            ModelError::Hf { path: shard.path.clone(), source }
+        };
+        let (_, scales) = self.find(&scale_name(name)).ok_or_else(|| fail("there is no such tensor".into()))?;
+        let expected = [weight.rows, weight.cols].map(|n| n.div_ceil(SCALE_BLOCK));
+        if [scales.rows, scales.cols] != expected {
+            return Err(fail(format!(
+                "its shape is {:?}, blocks of {SCALE_BLOCK} x {SCALE_BLOCK} need {expected:?}",
+                [scales.rows, scales.cols]
+            )));
+        }
+        let values: Option<Vec<Vec<f32>>> = (0..scales.rows).map(|row| floats(scales.ty, scales.row(row))).collect();
+        let values = values.ok_or_else(|| fail(format!("its type is {:?}", scales.ty)))?.concat();
+        if let Some(bad) = values.iter().find(|scale| !scale.is_finite()) {
+            return Err(fail(format!("it holds {bad}")));
+        }
+        Ok(weight.with_scales(values.into()))
     }
 
-    /// Without the rotary frequencies that old checkpoints hold: they say what the settings say.
+    /// Without the rotary frequencies that old checkpoints hold, which say what the settings say, and without the scales
+    /// that come with their weights.
     fn names(&self) -> Vec<String> {
-        self.by_name.keys().filter(|name| !name.ends_with(".rotary_emb.inv_freq")).cloned().collect()
+        let scales =
+            |name: &str| name.strip_suffix(SCALE_SUFFIX).is_some_and(|weight| self.by_name.contains_key(weight));
+        let whole = |name: &&String| !name.ends_with(".rotary_emb.inv_freq") && !scales(name);
+        self.by_name.keys().filter(whole).cloned().collect()
     }
 }

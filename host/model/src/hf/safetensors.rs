@@ -121,6 +121,7 @@ fn place(
             "BF16" => WeightType::BF16,
             "F16" => WeightType::F16,
             "F32" => WeightType::F32,
+            "F8_E4M3" => WeightType::F8_E4M3,
             _ => return Err(HfError::Type { name, found: tensor.dtype }),
         };
         let (rows, cols) = match *tensor.shape {

@@ -25,6 +25,7 @@ pub fn load_options(settings: &EngineSettings) -> LoadOptions {
         context_len: settings.max_model_len,
         kv_tokens: settings.kv_cache_tokens,
         threads: settings.threads.map(|n| n as usize),
+        quantization: settings.quantization,
     }
 }
 
@@ -51,7 +52,11 @@ pub fn load(
 
 fn cuda_options(settings: &EngineSettings, ordinal: usize) -> CudaOptions {
     CudaOptions {
-        device: DeviceOptions { ordinal, kernel_cache: crate::env::kernel_cache() },
+        device: DeviceOptions {
+            ordinal,
+            kernel_cache: crate::env::kernel_cache(),
+            arch: settings.cuda_arch,
+        },
         memory_fraction: settings.gpu_memory_utilization.unwrap_or(CudaOptions::default().memory_fraction),
         graphs: !settings.enforce_eager,
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use backend::Backend;
-use backend::load::{LoadOptions, MemoryPlan};
+use backend::load::{LoadOptions, MemoryPlan, Quantization};
 use backend_script::{Script, ScriptBackend};
 use engine::{EngineConfig, EngineParts};
 use model::{Gguf, GgufTokenizerData, LoadedModel};
@@ -119,7 +119,13 @@ fn load_model(path: &Path, settings: &EngineSettings, asked: &LoadOptions) -> an
         family += ", random weights";
         warnings.push("load_format is `dummy`: the weights are random, and so is every answer".into());
     }
-    let (backend, plan) = backends::load(spec, settings, asked)?;
+    let mut asked = asked.clone();
+    // Random weights are made as bf16; the folder says that its own are FP8.
+    let fp8 = matches!(&source, model::Source::Folder(folder) if folder.config.fp8);
+    if settings.dummy && fp8 && settings.device != Device::Cpu {
+        asked.quantization = Some(Quantization::Fp8);
+    }
+    let (backend, plan) = backends::load(spec, settings, &asked)?;
     Ok(LoadedBackend { backend, plan, files, family, warnings })
 }
 

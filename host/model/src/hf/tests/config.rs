@@ -69,7 +69,12 @@ fn what_would_change_the_result_is_refused_by_name() {
         (json!({"hidden_act": "gelu"}), "`hidden_act` is `gelu`"),
         (json!({"sliding_window": 4096}), "`sliding_window` is 4096"),
         (json!({"layer_types": ["sliding_attention"]}), "`layer_types` is `sliding_attention` in a layer"),
-        (json!({"quantization_config": {"quant_method": "fp8"}}), "`quantization_config` is `fp8`"),
+        (json!({"quantization_config": {"quant_method": "awq"}}), "`quantization_config` is `awq`"),
+        (json!({"quantization_config": {"quant_method": "fp8"}}), "`quantization_config.weight_block_size` is null"),
+        (
+            json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e5m2"}}),
+            "`quantization_config.fmt` is `e5m2`",
+        ),
         (json!({"partial_rotary_factor": 0.5}), "`partial_rotary_factor` is 0.5"),
         (json!({"rope_theta": 0.0}), "`rope_theta` is 0"),
         (json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}), "`rope_type` is `yarn`"),

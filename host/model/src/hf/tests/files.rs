@@ -57,6 +57,54 @@ fn every_plain_type_is_mapped_as_it_is() {
     }
 }
 
+/// A folder whose projections are FP8 with a scale each; `scales` gives a scale tensor's shape and type.
+fn fp8_folder(scales: (Vec<usize>, Dtype)) -> TempDir {
+    let quantization = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]});
+    let folder = folder(&config(json!({"quantization_config": quantization})));
+    let mut data = Vec::new();
+    for (name, shape) in tensors() {
+        let count: usize = shape.iter().product();
+        if name.ends_with("_proj.weight") {
+            data.push((name.clone(), shape, Dtype::F8_E4M3, (0..count).map(|i| i as u8 & 0x3f).collect::<Vec<u8>>()));
+            let (shape, dtype) = scales.clone();
+            let bytes = (0..shape.iter().product()).flat_map(|_| match dtype {
+                Dtype::BF16 => bf16::from_f32(0.5).to_le_bytes().to_vec(),
+                Dtype::F32 => 0.5f32.to_le_bytes().to_vec(),
+                _ => vec![0],
+            });
+            data.push((format!("{name}_scale_inv"), shape, dtype, bytes.collect()));
+        } else {
+            let bytes = (0..count).flat_map(|i| element(Dtype::BF16, i)).collect();
+            data.push((name, shape, Dtype::BF16, bytes));
+        }
+    }
+    let views = data.iter().map(|(name, shape, dtype, bytes)| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).expect("bytes of that shape"))
+    });
+    write(folder.path(), "model.safetensors", serialize(views, None).expect("a small file"));
+    folder
+}
+
+#[test]
+fn fp8_weights_bring_their_scales() {
+    for dtype in [Dtype::F32, Dtype::BF16] {
+        let spec = load(fp8_folder((vec![1, 1], dtype)).path()).expect("a whole model").spec;
+        let down = spec.weights.iter().find(|w| w.name.ends_with("down_proj.weight")).expect("a down projection");
+        assert_eq!((down.ty, down.scales()), (WeightType::F8_E4M3, Some(&[0.5f32][..])));
+        let whole = backend::fp8::dequantized(down);
+        // Code 0x2c of row 3: 1.5 times 2^-2, halved.
+        let expected = bf16::from_f32(1.5 / 4.0 / 2.0).to_le_bytes();
+        assert_eq!((whole.ty, &whole.row(3)[16..18]), (WeightType::BF16, &expected[..]));
+    }
+    for (scales, needle) in [
+        ((vec![2, 1], Dtype::F32), "its shape is [2, 1], blocks of 128 x 128 need [1, 1]"),
+        ((vec![1, 1], Dtype::F8_E4M3), "its type is F8_E4M3"),
+    ] {
+        let error = error(fp8_folder(scales).path());
+        assert!(error.contains(needle), "{error}");
+    }
+}
+
 /// The tensors in two shards, with an index over them.
 fn sharded() -> TempDir {
     let folder = folder(&config(json!({})));
@@ -163,7 +211,7 @@ fn headers_that_lie_are_refused() {
         (raw(r#"{"a":{},"a":{}}"#, 0), "`a` comes twice".into()),
         (raw(r#"{"a":{}}"#, 0), "tensor `a` in the header: missing field `dtype`".into()),
         (raw(&one("F32", "[-1]", "[0,4]"), 4), "invalid value".into()),
-        (raw(&one("F8_E4M3", "[4]", "[0,4]"), 4), "tensor `a` has the type F8_E4M3".into()),
+        (raw(&one("F8_E5M2", "[4]", "[0,4]"), 4), "tensor `a` has the type F8_E5M2".into()),
         (raw(&one("F32", "[]", "[0,4]"), 4), "tensor `a` has the shape []".into()),
         (raw(&one("F32", "[0]", "[0,0]"), 0), "tensor `a` has the shape [0]".into()),
         (raw(&one("F32", "[1,1,1]", "[0,4]"), 4), "tensor `a` has the shape [1, 1, 1]".into()),

@@ -1,4 +1,5 @@
-//! Bundled components: builds every guest of `plugins/` into `plugins/dist`, or says whether what lies there is stale.
+//! Components: builds every guest of `plugins/` into `plugins/dist` and the hostile ones of the tests into
+//! `plugins/fixtures/dist`, or says whether what lies there is stale.
 //!
 //! Builds are not bit for bit the same on every machine, so freshness goes by a hash over what a component is made
 //! from: the guests' sources, their lockfile and `wit/`.
@@ -17,21 +18,43 @@ const KINDS: [&str; 3] = ["stages", "templates", "schedulers"];
 /// A component above this is refused by the server without the operator's word (protocols.md section 4).
 const COMPONENT_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
-/// `check` only compares the sources with the hash in `plugins/dist/sources.sha256`.
+/// What the bundled components are made from.
+const BUNDLED: [&str; 8] = [
+    "plugins/sdk",
+    "plugins/blocks",
+    "plugins/stages",
+    "plugins/templates",
+    "plugins/schedulers",
+    "wit",
+    "plugins/Cargo.toml",
+    "plugins/Cargo.lock",
+];
+/// What the hostile components of the plugin host's tests are made from.
+const HOSTILE: [&str; 3] = ["plugins/fixtures", "plugins/fixtures/Cargo.lock", "wit"];
+
+/// `check` only compares the sources with the hash that lies beside the components.
 pub fn run(root: &Path, check: bool) -> Result<()> {
-    let dist = root.join("plugins/dist");
-    let hash = sources_hash(root)?;
-    let noted = dist.join("sources.sha256");
-    if check {
-        let found = fs::read_to_string(&noted).unwrap_or_default();
-        ensure!(found.trim() == hash, "plugins/dist is stale: run `cargo xtask plugins` and commit plugins/dist");
+    fresh(root, "plugins/dist", &BUNDLED, check, |dist| {
+        let guests = guests(root)?;
+        build_all(root, &guests, dist)?;
+        remove_strangers(dist, &guests)
+    })?;
+    fresh(root, "plugins/fixtures/dist", &HOSTILE, check, |_| {
+        let scratch = crate::demo::target_dir(root)?.join("fixtures");
+        Step::new("sh", root).arg("plugins/fixtures/build.sh").arg(scratch).check()
+    })
+}
+
+/// Makes the components of a folder when their sources are not those that the folder's hash names.
+fn fresh(root: &Path, dist: &str, from: &[&str], check: bool, build: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let noted = root.join(dist).join("sources.sha256");
+    let hash = sources_hash(root, from)?;
+    if fs::read_to_string(&noted).unwrap_or_default().trim() == hash {
         return Ok(());
     }
-    let guests = guests(root)?;
-    build_all(root, &guests, &dist)?;
-    remove_strangers(&dist, &guests)?;
-    fs::write(noted, format!("{hash}\n"))?;
-    Ok(())
+    ensure!(!check, "{dist} is stale: run `cargo xtask plugins` and commit {dist}");
+    build(&root.join(dist))?;
+    Ok(fs::write(noted, format!("{hash}\n"))?)
 }
 
 /// Builds the bundled components beside the committed ones and runs the shared cases on them: what is committed can be
@@ -208,13 +231,15 @@ fn remove_strangers(dist: &Path, guests: &[Guest]) -> Result<()> {
     Ok(())
 }
 
-fn sources_hash(root: &Path) -> Result<String> {
+fn sources_hash(root: &Path, from: &[&str]) -> Result<String> {
     let mut files = Vec::new();
-    for folder in ["plugins/sdk", "plugins/blocks", "plugins/stages", "plugins/templates", "plugins/schedulers", "wit"]
-    {
-        sources(&root.join(folder), &mut files)?;
+    for path in from.iter().map(|path| root.join(path)) {
+        if path.is_dir() {
+            sources(&path, &mut files)?;
+        } else {
+            files.push(path);
+        }
     }
-    files.extend(["plugins/Cargo.toml", "plugins/Cargo.lock"].map(|file| root.join(file)));
     files.sort();
     let mut hash = Sha256::new();
     for file in files {
@@ -231,10 +256,10 @@ fn sources(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     for path in entries(folder)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
-            if !matches!(name.as_str(), "tests" | "target" | "released" | "proptest-regressions") {
+            if !matches!(name.as_str(), "tests" | "target" | "dist" | "released" | "proptest-regressions") {
                 sources(&path, files)?;
             }
-        } else if matches!(path.extension().and_then(|e| e.to_str()), Some("rs" | "toml" | "wit" | "jinja")) {
+        } else if matches!(path.extension().and_then(|e| e.to_str()), Some("rs" | "toml" | "wit" | "jinja" | "sh")) {
             files.push(path);
         }
     }

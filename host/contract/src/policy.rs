@@ -78,6 +78,18 @@ pub struct Delta {
     pub progress: Vec<Progress>,
 }
 
+impl Delta {
+    /// Nothing happened but that every decoding request advanced by one token.
+    pub fn is_uneventful(&self) -> bool {
+        self.tenants.is_empty()
+            && self.finished.is_empty()
+            && self.preempted.is_empty()
+            && self.arrived.is_empty()
+            && self.clamped.is_empty()
+            && self.progress.is_empty()
+    }
+}
+
 /// Arrivals beyond this many come with the next delta.
 pub const ARRIVALS_PER_DELTA_MAX: usize = 256;
 
@@ -137,6 +149,9 @@ pub struct Decision {
     pub victims: Vec<Slot>,
     pub refuse: Vec<Refusal>,
     pub draft: Vec<DraftDepth>,
+    /// The policy rests: until this time, in microseconds on the clock of `now_us`, a delta that lists nothing would
+    /// change nothing, so it need not be delivered. `u64::MAX`: for as long as nothing happens.
+    pub rests_until_us: Option<u64>,
 }
 
 /// A policy's call failed; FCFS decides this step.

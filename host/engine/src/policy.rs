@@ -25,18 +25,21 @@ pub(crate) struct PolicySeat {
     name: String,
     deadline: Duration,
     resync: bool,
+    /// Until then a delta that lists nothing is not worth a call: the policy said so.
+    rests_until_us: u64,
     strikes: u32,
     good: u32,
 }
 
 impl PolicySeat {
     pub fn new(deadline: Duration) -> Self {
-        Self { policy: None, name: NATIVE.into(), deadline, resync: false, strikes: 0, good: 0 }
+        Self { policy: None, name: NATIVE.into(), deadline, resync: false, rests_until_us: 0, strikes: 0, good: 0 }
     }
 
     pub fn load(&mut self, policy: Option<Box<dyn SchedulePolicy>>, shared: &Shared) {
         self.name = policy.as_ref().map_or_else(|| NATIVE.into(), |policy| policy.name().to_owned());
         self.resync = policy.is_some();
+        self.rests_until_us = 0;
         (self.strikes, self.good) = (0, 0);
         shared.strikes.store(0, std::sync::atomic::Ordering::Relaxed);
         let state = if policy.is_some() { PolicyState::Active } else { PolicyState::Native };
@@ -48,13 +51,21 @@ impl PolicySeat {
     pub fn decide(&mut self, scheduler: &mut Scheduler, tick: &Tick) -> Result<Option<Decision>, PolicyError> {
         let Some(policy) = &mut self.policy else { return Ok(None) };
         let name = &self.name;
+        // A rest ends with the call that it saves no longer, and with a failure of that call.
+        let rests_until_us = std::mem::take(&mut self.rests_until_us);
         if self.resync {
             let snapshot = scheduler.snapshot(tick);
             timed(name, self.deadline, || policy.resync(&snapshot))?;
             self.resync = false;
         }
         let delta = scheduler.delta(tick);
-        timed(name, self.deadline, || policy.step(delta)).map(Some)
+        if tick.now_us < rests_until_us && delta.is_uneventful() {
+            self.rests_until_us = rests_until_us;
+            return Ok(Some(Decision::default()));
+        }
+        let decision = timed(name, self.deadline, || policy.step(delta))?;
+        self.rests_until_us = decision.rests_until_us.unwrap_or(0);
+        Ok(Some(decision))
     }
 
     pub fn good(&mut self, shared: &Shared) {

@@ -28,6 +28,8 @@ const RESYNC_FUEL_FACTOR: u64 = 20;
 const LIST_MAX: usize = 65_536;
 /// A refusal's code reaches the client.
 const CODE_BYTES_MAX: usize = 64;
+/// Key in a decision's `ext`: the time until which the policy rests.
+const RESTS_UNTIL: u64 = 1;
 /// About what an arrival or a seat takes; for the limit on the answer's size.
 const ARRIVAL_BYTES: usize = 96;
 
@@ -225,6 +227,7 @@ fn decided(decision: wit::Decision) -> Result<Decision, String> {
         ("victims", decision.victims.len()),
         ("refuse", decision.refuse.len()),
         ("draft", decision.draft.len()),
+        ("ext", decision.ext.len()),
     ];
     if let Some((name, count)) = lists.into_iter().find(|(_, count)| *count > LIST_MAX) {
         return Err(format!("{name} has {count} entries; at most {LIST_MAX} are allowed"));
@@ -232,6 +235,8 @@ fn decided(decision: wit::Decision) -> Result<Decision, String> {
     if !decision.draft.len().is_multiple_of(2) {
         return Err(format!("draft has {} numbers; it is pairs of slot and depth", decision.draft.len()));
     }
+    // Keys of later versions are none of this one's business.
+    let ext = decision.ext.chunks_exact(2).find(|pair| pair[0] == RESTS_UNTIL);
     let slots = |list: Vec<u32>| list.into_iter().map(Slot).collect();
     let refusal = |refusal: wit::Refusal| Refusal {
         slot: Slot(refusal.slot),
@@ -245,5 +250,6 @@ fn decided(decision: wit::Decision) -> Result<Decision, String> {
         victims: slots(decision.victims),
         refuse: decision.refuse.into_iter().map(refusal).collect(),
         draft: decision.draft.chunks_exact(2).map(|d| DraftDepth { slot: Slot(d[0]), depth: d[1] }).collect(),
+        rests_until_us: ext.map(|pair| pair[1]),
     })
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use crate::PluginError;
-use crate::scheduler::{Arrival, Decision, Delta, Grant, Limits, Policy, Snapshot, State, no_change};
+use crate::scheduler::{Arrival, Decision, Delta, Grant, Limits, Policy, Snapshot, State, no_change, rest};
 
 /// Who comes first.
 pub trait Rank: Clone + 'static {
@@ -196,6 +196,9 @@ impl<R: Rank> Ranked<R> {
         if !self.queue.is_empty() {
             self.free_a_seat(&mut room, &mut decision);
             self.admit(&mut room, &mut decision);
+        }
+        if self.queue.is_empty() {
+            rest(&mut decision, u64::MAX);
         }
         if std::mem::take(&mut self.seated_changed) {
             decision.victims = self.seated.iter().rev().take(VICTIMS_MAX).map(|place| place.2).collect();

@@ -43,6 +43,14 @@ pub fn no_change() -> Decision {
     }
 }
 
+/// Tells the host that the policy rests: until `until_us` a delta that lists nothing would change nothing, and need
+/// not be delivered. Step numbers then jump, and every decoding request has advanced one token for each step between.
+/// `u64::MAX`: for as long as nothing happens.
+pub fn rest(decision: &mut Decision, until_us: u64) {
+    const RESTS_UNTIL: u64 = 1;
+    decision.ext.extend([RESTS_UNTIL, until_us]);
+}
+
 /// Where a component keeps its one scheduler; implemented by the macro.
 #[doc(hidden)]
 pub trait Global: Scheduler {

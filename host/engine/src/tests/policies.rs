@@ -1,6 +1,9 @@
 //! Scheduling policies for tests: one that works by priority, and some that fail.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 
 use contract::Slot;
 use contract::policy::{Decision, Delta, Grant, PolicyError, SchedulePolicy, Snapshot};
@@ -110,5 +113,29 @@ impl SchedulePolicy for Hostile {
             Failing::PreemptsAll => Ok(Decision { grant: all(), preempt: self.seen.clone(), ..Decision::default() }),
             Failing::HoldsAll => Ok(Decision { grant: all(), hold: self.seen.clone(), ..Decision::default() }),
         }
+    }
+}
+
+/// Works by priority and rests whenever nobody waits; counts its calls, those without news apart.
+pub(crate) struct Resting {
+    pub inner: ByPriority,
+    pub calls: Arc<AtomicU32>,
+    pub idle_calls: Arc<AtomicU32>,
+}
+
+impl SchedulePolicy for Resting {
+    fn name(&self) -> &str {
+        "resting"
+    }
+
+    fn resync(&mut self, full: &Snapshot) -> Result<(), PolicyError> {
+        self.inner.resync(full)
+    }
+
+    fn step(&mut self, delta: &Delta) -> Result<Decision, PolicyError> {
+        self.calls.fetch_add(1, Relaxed);
+        self.idle_calls.fetch_add(u32::from(delta.is_uneventful()), Relaxed);
+        let decision = self.inner.step(delta)?;
+        Ok(Decision { rests_until_us: Some(u64::MAX), ..decision })
     }
 }

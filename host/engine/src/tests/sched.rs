@@ -1,9 +1,13 @@
 //! Scheduling, paging and the prefix cache, seen by clients.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
 use contract::generation::Request;
 
 use super::fake::Fake;
-use super::policies::ByPriority;
+use super::policies::{ByPriority, Resting};
 use super::*;
 
 /// Many requests over a small pool, with one and two steps in flight and the cache on and off.
@@ -148,4 +152,21 @@ fn cancel_keeps_finished_pages() {
     }
     drop(open);
     assert_eq!(read(handle.submit(request(&long, 1)).expect("fits")).cached, 448);
+}
+
+/// A policy that rests is called for what happens and for nothing else, and what happens does wake it.
+#[test]
+fn a_resting_policy_sleeps_through_steady_decode() {
+    let (calls, idle_calls) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let policy = Resting { inner: ByPriority::default(), calls: calls.clone(), idle_calls: idle_calls.clone() };
+    let handle = engine_with(Fake::new(2, 100, 2), Some(Box::new(policy)), config());
+    for seed in [1, 2] {
+        let asked = prompt(seed, 50);
+        let answer = read(handle.submit(request(&asked, 300)).expect("fits"));
+        assert_alone(&answer, &asked, 300, &[]);
+    }
+    // The first call after a snapshot has no news: they were in the snapshot.
+    assert!(idle_calls.load(Relaxed) <= 1, "{} calls without news", idle_calls.load(Relaxed));
+    let calls = calls.load(Relaxed);
+    assert!((2..40).contains(&calls), "{calls} calls for two requests of 300 tokens");
 }

@@ -166,6 +166,16 @@ impl Pinned {
         Ok(Self { pointer: pointer.cast(), bytes, context: Arc::clone(&device.context) })
     }
 
+    /// Where a kernel finds this memory.
+    pub fn device_pointer(&self) -> Result<sys::CUdeviceptr, BackendError> {
+        let mut pointer = 0;
+        // SAFETY: the memory was allocated by `Pinned::new`; the call writes the pointer.
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&mut pointer, self.pointer.cast(), 0) }
+            .result()
+            .map_err(|e| fault("cuMemHostGetDevicePointer", e))?;
+        Ok(pointer)
+    }
+
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: `bytes` were allocated, and host memory of any bits is a valid `u8`.
         unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }

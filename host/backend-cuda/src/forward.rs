@@ -9,12 +9,11 @@ use backend::BackendError;
 use backend::load::LoadOptions;
 use backend::ops::{AttentionShape, ModelSpec};
 
-use kernels::Source;
-
 use crate::blas::{Blas, Product};
 use crate::compile::{Compiler, Kernel};
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, fault};
 use crate::launch::{Args, Shape};
+use crate::prefill::{PrefillLaunch, TensorMaps};
 use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload};
 
 /// Keys of one decode work item.
@@ -23,6 +22,12 @@ pub const SPLIT: usize = 128;
 const TILE_ROWS: usize = 128;
 /// Rows up to which one read of the weights through `few_rows` wins over the library.
 pub const FEW_ROWS_MAX: usize = 16;
+
+/// Heads of a row that a warp of `rope_kv` takes, and rows of its value tiles.
+const ROPE_UNIT: usize = 4;
+const V_TILE_ROWS: usize = 64;
+/// Blocks that share a row's vocabulary in `sample`.
+pub const SAMPLE_PARTS_MAX: usize = 16;
 
 /// Query tokens of a prefill tile.
 pub fn tile_tokens(shape: &AttentionShape) -> usize {
@@ -50,6 +55,8 @@ pub struct DeviceModel {
     pub rotation: Buffer,
     pub ops: Vec<DeviceOp>,
     pub kv: Vec<Buffer>,
+    /// For a prefill kernel that reads through them.
+    pub tensor_maps: Option<TensorMaps>,
 }
 
 /// What `few_rows` does with its sums; the kernel's MODE.
@@ -72,9 +79,11 @@ pub struct Kernels {
     pub few_rows: Vec<[Kernel; 4]>,
     pub rope_kv: Kernel,
     pub attend_decode: Kernel,
+    /// It also norms and rotates, and stores the new keys and values: for steps of single rows.
+    pub rope_attend_decode: Kernel,
     pub attend_merge: Kernel,
     pub attend_prefill: Kernel,
-    prefill_shared: u32,
+    pub prefill: PrefillLaunch,
     pub silu_mul: Kernel,
     pub sample: Kernel,
     pub end_step: Kernel,
@@ -86,22 +95,11 @@ fn few_rows_shared(tiles: usize) -> u32 {
     (8 * tiles * 8 * 33 * size_of::<f32>()) as u32
 }
 
-/// The prefill attention of this card and head size, and its shared memory: stages of a page of K and V.
-fn prefill_kernel(arch: u32, shape: &AttentionShape) -> (Source, u32) {
-    let stage_bytes = (2 * 64 * shape.head_dim * 2) as u32;
-    // The warpgroup products, and their descriptors' layout, are Hopper's.
-    if arch == 90 && shape.head_dim == 128 {
-        (kernels::ATTEND_PREFILL_SM90, 4 * stage_bytes)
-    } else {
-        (kernels::ATTEND_PREFILL, 2 * stage_bytes)
-    }
-}
-
 impl Kernels {
     pub fn compile(compiler: &mut Compiler<'_>, arch: u32, shape: &AttentionShape) -> Result<Self, BackendError> {
-        let (prefill, prefill_shared) = prefill_kernel(arch, shape);
-        let attend_prefill = compiler.kernel(prefill, &[])?;
-        attend_prefill.allow_shared(prefill_shared)?;
+        let prefill = PrefillLaunch::new(arch, shape);
+        let attend_prefill = compiler.kernel(prefill.source, &[])?;
+        attend_prefill.allow_shared(prefill.shared_bytes)?;
         let mut few_rows = Vec::new();
         for tiles in TILES {
             let mut kernel = |mode| compiler.kernel(kernels::FEW_ROWS, &[("NT", tiles), ("MODE", mode)]);
@@ -117,10 +115,11 @@ impl Kernels {
             rms_norm: compiler.kernel(kernels::RMS_NORM, &[])?,
             few_rows,
             rope_kv: compiler.kernel(kernels::ROPE_KV, &[])?,
-            attend_decode: compiler.kernel(kernels::ATTEND_DECODE, &[])?,
+            attend_decode: compiler.kernel(kernels::ATTEND_DECODE, &[("ROPE", 0)])?,
+            rope_attend_decode: compiler.kernel(kernels::ATTEND_DECODE, &[("ROPE", 1)])?,
             attend_merge: compiler.kernel(kernels::ATTEND_MERGE, &[])?,
             attend_prefill,
-            prefill_shared,
+            prefill,
             silu_mul: compiler.kernel(kernels::SILU_MUL, &[])?,
             sample: compiler.kernel(kernels::SAMPLE, &[])?,
             end_step: compiler.kernel(kernels::END_STEP, &[])?,
@@ -158,8 +157,9 @@ pub struct Workspace {
     part_o: Buffer,
     part_ml: Buffer,
     pub logits: Buffer,
-    /// token, end, done of each emitted row.
-    pub out: Buffer,
+    /// What the blocks of a sampled row hand to its last, and how many have: zero between steps.
+    pub sample_parts: Buffer,
+    pub sample_arrived: Buffer,
 }
 
 /// Byte offsets of the sections of the upload area.
@@ -229,7 +229,8 @@ impl Workspace {
             part_o: alloc("attention splits", items * group * shape.head_dim * 4)?,
             part_ml: alloc("attention split sums", items * group * 8)?,
             logits: alloc("logits", emits * spec.vocab * 4)?,
-            out: alloc("step results", emits * 3 * 4)?,
+            sample_parts: alloc("sampling parts", emits * SAMPLE_PARTS_MAX * 16)?,
+            sample_arrived: alloc("sampling arrivals", emits * 4)?,
         })
     }
 
@@ -256,9 +257,15 @@ impl Workspace {
             &self.part_o,
             &self.part_ml,
             &self.logits,
-            &self.out,
+            &self.sample_parts,
+            &self.sample_arrived,
         ];
         buffers.iter().map(|buffer| buffer.bytes).sum()
+    }
+
+    /// The rows that attention reads, and how many fit.
+    pub fn attention_rows(&self) -> (u64, usize) {
+        (self.mix.pointer, self.max_rows)
     }
 
     fn runs_pointer(&self) -> u64 {
@@ -349,8 +356,15 @@ impl Forward<'_> {
                 let weights = (weight.pointer, 0);
                 self.normed_product(Epilogue::Store, w.mix.pointer, (norm, 0), weights, (rows, n, hidden))
             }
-            DeviceOp::RopeKv { layer, q_norm, k_norm } => self.rope_kv(*layer, q_norm.as_ref(), k_norm.as_ref(), rows),
-            DeviceOp::Attend { layer } => self.attend(*layer, size),
+            // Steps of single rows do it in their attention.
+            DeviceOp::RopeKv { .. } if size.prefill_rows == 0 => Ok(()),
+            DeviceOp::RopeKv { layer, q_norm, k_norm } => self.rope_kv(*layer, q_norm.as_ref(), k_norm.as_ref(), size),
+            DeviceOp::Attend { layer } => match &model.ops[index - 1] {
+                DeviceOp::RopeKv { q_norm, k_norm, .. } => {
+                    self.attend(*layer, (q_norm.as_ref(), k_norm.as_ref()), size)
+                }
+                _ => Err(fault("attention", "no rotation stands before it")),
+            },
             DeviceOp::OutResidual { weight } => {
                 let k = model.shape.q_width();
                 self.product(
@@ -443,10 +457,14 @@ impl Forward<'_> {
         layer: usize,
         q_norm: Option<&Buffer>,
         k_norm: Option<&Buffer>,
-        rows: usize,
+        size: StepSize,
     ) -> Result<(), BackendError> {
-        let (w, model) = (self.work, self.model);
-        let units = rows * (model.shape.heads + 2 * model.shape.kv_heads);
+        let (w, model, rows) = (self.work, self.model, size.rows);
+        let (heads, kv_heads) = (model.shape.heads, model.shape.kv_heads);
+        // Values of a prompt are neighbours in their pages; those of single rows are not.
+        let turned = size.prefill_rows >= V_TILE_ROWS;
+        let v_tiles = if turned { rows.div_ceil(V_TILE_ROWS) * kv_heads } else { 0 };
+        let units = (heads + if turned { kv_heads } else { 2 * kv_heads }).div_ceil(ROPE_UNIT);
         let args = Args::default()
             .pointer(w.mix.pointer)
             .pointer(model.kv[layer].pointer)
@@ -458,11 +476,18 @@ impl Forward<'_> {
             .pointer(w.page_table.pointer)
             .int(w.table_width)
             .int(rows)
+            .int(v_tiles)
             .float(model.eps);
-        self.kernels.rope_kv.launch(self.device, Shape::new(units.div_ceil(8) as u32, 256), args)
+        let blocks = (rows * units).div_ceil(8) + v_tiles;
+        self.kernels.rope_kv.launch(self.device, Shape::new(blocks as u32, 256), args)
     }
 
-    fn attend(&self, layer: usize, size: StepSize) -> Result<(), BackendError> {
+    fn attend(
+        &self,
+        layer: usize,
+        norms: (Option<&Buffer>, Option<&Buffer>),
+        size: StepSize,
+    ) -> Result<(), BackendError> {
         let (w, model) = (self.work, self.model);
         // Scores go through exp2: the logarithm of 2 is in the scale.
         let scale = std::f32::consts::LOG2_E / (model.shape.head_dim as f32).sqrt();
@@ -478,8 +503,16 @@ impl Forward<'_> {
         };
         if size.decodes > 0 {
             let args =
-                common(Args::default().pointer(w.part_o.pointer).pointer(w.part_ml.pointer), w.decode_items.pointer);
-            self.kernels.attend_decode.launch(self.device, Shape::new(self.device.multiprocessors * 4, 128), args)?;
+                common(Args::default().pointer(w.part_o.pointer).pointer(w.part_ml.pointer), w.decode_items.pointer)
+                    .pointer(norms.0.map_or(0, |b| b.pointer))
+                    .pointer(norms.1.map_or(0, |b| b.pointer))
+                    .pointer(model.rotation.pointer)
+                    .float(model.eps);
+            let kernel = match size.prefill_rows {
+                0 => &self.kernels.rope_attend_decode,
+                _ => &self.kernels.attend_decode,
+            };
+            kernel.launch(self.device, Shape::new(self.device.multiprocessors * 4, 128), args)?;
             let args = Args::default()
                 .pointer(w.attended.pointer)
                 .pointer(w.part_o.pointer)
@@ -490,9 +523,21 @@ impl Forward<'_> {
             self.kernels.attend_merge.launch(self.device, shape, args)?;
         }
         if size.prefill_rows > 0 {
-            let shared = self.kernels.prefill_shared;
-            let args = common(Args::default().pointer(w.attended.pointer), w.tiles.pointer);
-            let shape = Shape::new(self.device.multiprocessors, 256).shared(shared);
+            let launch = &self.kernels.prefill;
+            let out = Args::default().pointer(w.attended.pointer);
+            let args = match &model.tensor_maps {
+                Some(maps) => out
+                    .pointer(maps.layer(layer))
+                    .pointer(w.upload.pointer)
+                    .pointer(w.runs_pointer())
+                    .pointer(w.tiles.pointer)
+                    .pointer(w.page_table.pointer)
+                    .int(w.table_width)
+                    .int(layer)
+                    .float(scale),
+                None => common(out, w.tiles.pointer),
+            };
+            let shape = Shape::new(self.device.multiprocessors, launch.threads).shared(launch.shared_bytes);
             self.kernels.attend_prefill.launch(self.device, shape, args)?;
         }
         Ok(())

@@ -11,6 +11,7 @@ mod device;
 mod forward;
 mod launch;
 mod load;
+mod prefill;
 mod seats;
 mod step;
 

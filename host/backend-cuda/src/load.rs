@@ -11,6 +11,7 @@ use crate::compile::Compiler;
 use crate::device::{Buffer, Device, DeviceOptions, fault};
 use crate::forward::{DeviceModel, DeviceOp, Kernels, Workspace};
 use crate::launch::{Args, Shape};
+use crate::prefill::TensorMaps;
 use crate::step::CudaBackend;
 
 /// What only this backend can be asked.
@@ -98,6 +99,11 @@ pub fn load(
         seats: options.seats,
         lowered,
     };
+    let tensor_maps = kernels
+        .prefill
+        .mapped
+        .then(|| TensorMaps::new(&device, shape, workspace.attention_rows(), &kv, pages as usize + 1))
+        .transpose()?;
     let model = DeviceModel {
         shape: *shape,
         hidden: spec.hidden,
@@ -107,6 +113,7 @@ pub fn load(
         rotation: rotation_table(&device, spec, context_len)?,
         ops,
         kv,
+        tensor_maps,
     };
     let backend = CudaBackend::new(device, model, kernels, workspace, options, context_len, pages as u32, cuda.graphs)?;
     Ok((backend, plan))
@@ -120,11 +127,15 @@ fn check_shape(spec: &ModelSpec) -> Result<(), BackendError> {
     let shape = &spec.attention;
     let group = shape.heads / shape.kv_heads.max(1);
     let unsupported = |what: String| Err(BackendError::Unsupported { what, fix: "use `--device cpu`".into() });
-    if !matches!(shape.head_dim, 64 | 128) {
-        return unsupported(format!("heads of {} on CUDA: 64 and 128 have kernels", shape.head_dim));
+    if !matches!(shape.head_dim, 64 | 96 | 128 | 256) {
+        return unsupported(format!("heads of {} on CUDA: 64, 96, 128 and 256 have kernels", shape.head_dim));
     }
-    if group == 0 || group > 16 || !shape.heads.is_multiple_of(shape.kv_heads) {
-        return unsupported(format!("{} query heads over {} KV heads on CUDA", shape.heads, shape.kv_heads));
+    // Decode attention keeps a group's sums of four warps in shared memory.
+    if group == 0 || group > 16 || group * shape.head_dim > 2048 || !shape.heads.is_multiple_of(shape.kv_heads) {
+        return unsupported(format!(
+            "{} query heads of {} over {} KV heads on CUDA",
+            shape.heads, shape.head_dim, shape.kv_heads
+        ));
     }
     for (name, width) in [("hidden", spec.hidden), ("feed-forward", spec.ffn)] {
         if !width.is_multiple_of(32) {

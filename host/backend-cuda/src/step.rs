@@ -12,7 +12,7 @@ use cudarc::driver::{CudaEvent, CudaGraph, result, sys};
 
 use crate::blas::Blas;
 use crate::device::{Device, Pinned, fault};
-use crate::forward::{DeviceModel, Forward, Kernels, StepSize, Workspace};
+use crate::forward::{DeviceModel, Forward, Kernels, SAMPLE_PARTS_MAX, StepSize, Workspace};
 use crate::launch::{Args, Shape};
 use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload, bytes_of};
 
@@ -95,9 +95,12 @@ impl CudaBackend {
         };
         let rings = (0..IN_FLIGHT + 1)
             .map(|_| {
+                let mut upload = Pinned::new(&device, work.layout.bytes)?;
+                // No row has a mask until `upload_masks` says so.
+                upload.as_mut_slice()[work.layout.mask_of..work.layout.appends].fill(0xff);
                 Ok(Ring {
-                    upload: Pinned::new(&device, work.layout.bytes)?,
-                    out: Pinned::new(&device, work.out.bytes)?,
+                    upload,
+                    out: Pinned::new(&device, (work.seats + 1) * 3 * 4)?,
                     masks: None,
                     logits: None,
                     begun: event()?,
@@ -204,7 +207,7 @@ impl CudaBackend {
         put(layout.tokens, bytes_of(tokens));
         let used =
             if tokens.is_empty() { layout.appends + size_of_val(appends) } else { layout.tokens + size_of_val(tokens) };
-        // The masks' section is written by `sample`; it lies between and is overwritten with what the host holds.
+        // The masks' section lies between: it says that no row has one, until `upload_masks` of this step.
         let source = &self.rings[ring].upload.as_slice()[..used];
         // SAFETY: page-locked source that stays untouched until this step was collected; `used` fits the device's area.
         unsafe { result::memcpy_htod_async(self.work.upload.pointer, source, self.device.stream.cu_stream()) }
@@ -451,7 +454,8 @@ impl CudaBackend {
             }
             self.upload_masks(index, masks)?;
             let (w, base) = (&self.work, self.work.upload.pointer);
-            let out = w.out.pointer;
+            // The kernel writes its few results straight to the host.
+            let out = self.rings[ring].out.device_pointer()?;
             let emits = (w.seats + 1) as u64;
             let args = Args::default()
                 .pointer(w.logits.pointer)
@@ -463,13 +467,16 @@ impl CudaBackend {
                 .pointer(base + w.layout.mask_of as u64)
                 .int(w.mask_words)
                 .int(self.model.vocab)
+                .pointer(w.sample_parts.pointer)
+                .pointer(w.sample_arrived.pointer)
                 .pointer(out)
                 .pointer(out + emits * 4)
                 .pointer(out + emits * 8);
-            self.kernels.sample.launch(&self.device, Shape::new(size.emits as u32, 1024), args)?;
-            let host = self.rings[ring].out.as_mut_slice();
-            // SAFETY: page-locked, as large as the device's results, read only after the step's event.
-            unsafe { result::memcpy_dtoh_async(host, out, stream) }.map_err(|e| fault("cuMemcpyDtoHAsync", e))?;
+            // Two blocks a multiprocessor; how many share a row changes no draw.
+            let blocks = 2 * self.device.multiprocessors as usize;
+            let parts = (blocks / size.emits).clamp(1, SAMPLE_PARTS_MAX);
+            let shape = Shape { grid: (parts as u32, size.emits as u32), block: 1024, shared_bytes: 0 };
+            self.kernels.sample.launch(&self.device, shape, args)?;
         }
         self.rings[ring].ended.record(&self.device.stream).map_err(|e| fault("cuEventRecord", e))?;
         self.open[index].sampled = true;
@@ -478,34 +485,32 @@ impl CudaBackend {
 
     /// Which mask each emitted row uses, and the masks themselves.
     fn upload_masks(&mut self, index: usize, masks: &[Mask<'_>]) -> Result<(), BackendError> {
+        if masks.is_empty() {
+            return Ok(());
+        }
         let emits = self.open[index].size.emits;
         let mut mask_of = vec![-1i32; emits];
         let words = self.work.mask_words;
         let stream = self.device.stream.cu_stream();
-        if !masks.is_empty() {
-            let ring = self.open[index].ring;
-            if self.rings[ring].masks.is_none() {
-                self.rings[ring].masks = Some(Pinned::new(&self.device, self.work.masks.bytes)?);
-            }
-            for (i, mask) in masks.iter().enumerate() {
-                let run = mask.run as usize;
-                let known = self.open[index].runs.get(run).is_some_and(|run| run.1) && mask.bits.len() == words;
-                if !known || i >= emits {
-                    return Err(BackendError::InvalidStep(format!(
-                        "mask {i} of run {run} has {} words",
-                        mask.bits.len()
-                    )));
-                }
-                let emit = self.open[index].runs[..run].iter().filter(|run| run.1).count();
-                mask_of[emit] = i as i32;
-                let host = self.rings[ring].masks.as_mut().expect("made above").as_mut_slice();
-                host[i * words * 4..(i + 1) * words * 4].copy_from_slice(bytes_of(mask.bits));
-            }
-            let host = &self.rings[ring].masks.as_ref().expect("made above").as_slice()[..masks.len() * words * 4];
-            // SAFETY: page-locked and untouched until the step was collected; the device's area is as large.
-            unsafe { result::memcpy_htod_async(self.work.masks.pointer, host, stream) }
-                .map_err(|e| fault("cuMemcpyHtoDAsync", e))?;
+        let ring = self.open[index].ring;
+        if self.rings[ring].masks.is_none() {
+            self.rings[ring].masks = Some(Pinned::new(&self.device, self.work.masks.bytes)?);
         }
+        for (i, mask) in masks.iter().enumerate() {
+            let run = mask.run as usize;
+            let known = self.open[index].runs.get(run).is_some_and(|run| run.1) && mask.bits.len() == words;
+            if !known || i >= emits {
+                return Err(BackendError::InvalidStep(format!("mask {i} of run {run} has {} words", mask.bits.len())));
+            }
+            let emit = self.open[index].runs[..run].iter().filter(|run| run.1).count();
+            mask_of[emit] = i as i32;
+            let host = self.rings[ring].masks.as_mut().expect("made above").as_mut_slice();
+            host[i * words * 4..(i + 1) * words * 4].copy_from_slice(bytes_of(mask.bits));
+        }
+        let host = &self.rings[ring].masks.as_ref().expect("made above").as_slice()[..masks.len() * words * 4];
+        // SAFETY: page-locked and untouched until the step was collected; the device's area is as large.
+        unsafe { result::memcpy_htod_async(self.work.masks.pointer, host, stream) }
+            .map_err(|e| fault("cuMemcpyHtoDAsync", e))?;
         let at = self.work.upload.pointer + self.work.layout.mask_of as u64;
         // SAFETY: the section has `seats + 1` entries; the pageable source is copied before the call returns.
         unsafe { result::memcpy_htod_async(at, &mask_of, stream) }.map_err(|e| fault("cuMemcpyHtoDAsync", e))

@@ -4,27 +4,145 @@
 // tensor cores: the group's query heads are the rows of the tile. Key order inside a warp is permuted so that scores leave
 // the first product in the layout the second one wants: column c of n-tile j is key 8 (c / 2) + 2 j + c % 2.
 // The split length is fixed, so a row's result does not depend on the batch. Splits meet in `attend_merge`.
+//
+// Build flag ROPE = 1: the rows come as the product left them; norm and rotation of the group's queries happen here, and
+// whoever has the last split also does the new key and value and writes them into the page (see rope_kv.cu).
 #include "prelude.cuh"
 
 #define GROUP (HEADS / KV_HEADS)
 #define STEPS (HEAD_DIM / 32)
 #define TILES (HEAD_DIM / 8)
 
-extern "C" __global__ void __launch_bounds__(128) attend_decode(float *part_o, float2 *part_ml, const u16 *qkv, const u16 *kv,
-                                                                const StepInfo *step, const RunInfo *runs,
-                                                                const int4 *items, const int *page_table, int table_width,
-                                                                float scale_log2) {
-    __shared__ float sums[4][GROUP][HEAD_DIM];
-    __shared__ float2 ml[4][GROUP];
+#define WARPS 4
+#define PITCH (HEAD_DIM + 8)  // padded against bank conflicts
+// Heads that a warp prepares: of the group's queries, then the new key and value.
+#define UNITS ((GROUP + 2 + WARPS - 1) / WARPS)
+
+// What a warp holds of its 32 keys: fragments of K and V.
+struct Keys {
+    U4 k[4][STEPS], v[TILES];
+};
+
+__device__ __forceinline__ void load_values(Keys &keys, const u16 *tile, int key0, int g, int t) {
+    const u16 *v = tile + PAGE * HEAD_DIM + key0 % PAGE;
+#pragma unroll
+    for (int i = 0; i < TILES; i++) keys.v[i] = load_stream(v + (8 * i + g) * PAGE + 8 * t);
+}
+
+// The new token's key and value, which the fragments were loaded without; `at`: its place among the warp's keys.
+__device__ __forceinline__ void insert_key(Keys &keys, const u16 *key, int at, int g, int t) {
+    auto pick = [](bool yes, U4 a, U4 b) { return U4{yes ? a.x : b.x, yes ? a.y : b.y, yes ? a.z : b.z, yes ? a.w : b.w}; };
+    bool column = g == 2 * (at / 8) + at % 2;
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        U4 fresh = load16(key + 32 * s + 8 * t);
+#pragma unroll
+        for (int j = 0; j < 4; j++) keys.k[j][s] = pick(column && at % 8 / 2 == j, fresh, keys.k[j][s]);
+    }
+}
+__device__ __forceinline__ void insert_value(Keys &keys, const u16 *value, int at, int g, int t) {
+    u32 keep[4];
+#pragma unroll
+    for (int w = 0; w < 4; w++) keep[w] = t == at / 8 && at % 8 / 2 == w ? (at % 2 ? 0x0000ffffu : 0xffff0000u) : FULL;
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        u32 both = value[8 * i + g] * 0x10001u;
+        U4 v = keys.v[i];
+        keys.v[i] = U4{v.x & keep[0] | both & ~keep[0], v.y & keep[1] | both & ~keep[1], v.z & keep[2] | both & ~keep[2],
+                       v.w & keep[3] | both & ~keep[3]};
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * WARP)
+    attend_decode(float *part_o, float2 *part_ml, const u16 *qkv, u16 *kv, const StepInfo *step, const RunInfo *runs,
+                  const int4 *items, const int *page_table, int table_width, float scale_log2, const u16 *q_norm,
+                  const u16 *k_norm, const float2 *rotation, float eps) {
+    __shared__ float sums[WARPS][GROUP][HEAD_DIM];
+    __shared__ float2 ml[WARPS][GROUP];
+#if ROPE
+    __shared__ __align__(16) u16 fresh[GROUP + 2][PITCH];  // rotated queries, the new key, the new value
+#endif
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+#if ROPE
+    // The lists and the pages' earlier keys were complete two kernels ago: they are read before the wait.
+    if (blockIdx.x >= step->decode_items) wait_previous();
+#else
     wait_previous();
     start_next();
+#endif
     for (int item = blockIdx.x; item < step->decode_items; item += gridDim.x) {
         int4 work = items[item];
         RunInfo run = runs[work.x];
         int key0 = work.z * SPLIT + warp * 32;
         bool live = key0 < run.end;
-        const u16 *q = qkv + ((long long)run.row0 * (HEADS + 2 * KV_HEADS) + work.y * GROUP) * HEAD_DIM;
+        Keys keys;
+        int page = page_table[(long long)run.seat * table_width + (live ? key0 : 0) / PAGE];
+        const u16 *tile = kv + ((long long)page * KV_HEADS + work.y) * 2 * PAGE * HEAD_DIM;
+        if (live) {
+            const u16 *k = tile + (key0 % PAGE) * HEAD_DIM;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int s = 0; s < STEPS; s++)
+                    keys.k[j][s] = load_stream(k + (8 * (g / 2) + 2 * j + g % 2) * HEAD_DIM + 32 * s + 8 * t);
+            // Values do not wait for scores: everything this warp reads is requested at once, where registers allow.
+            if (HEAD_DIM <= 128) load_values(keys, tile, key0, g, t);
+        }
+        const u16 *row = qkv + (long long)run.row0 * HEADS_ALL * HEAD_DIM;
+#if ROPE
+        int newest = run.end - 1;
+        bool writes = work.z == newest / SPLIT, holds_newest = false;
+        bool holds = lane * PAIRS < HEAD_DIM / 2;
+        int j0 = holds ? lane * PAIRS : 0;
+        float2 turn[PAIRS];
+        float q_lo[PAIRS], q_hi[PAIRS], k_lo[PAIRS], k_hi[PAIRS];  // weights of the norms
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++) turn[p] = rotation[(long long)newest * (HEAD_DIM / 2) + j0 + p];
+        if (q_norm) {
+            load_pairs(q_lo, q_norm + j0);
+            load_pairs(q_hi, q_norm + j0 + HEAD_DIM / 2);
+            load_pairs(k_lo, k_norm + j0);
+            load_pairs(k_hi, k_norm + j0 + HEAD_DIM / 2);
+        }
+        if (item == blockIdx.x) {
+            wait_previous();
+            start_next();
+        }
+        float lo[UNITS][PAIRS], hi[UNITS][PAIRS];
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            int head = u * WARPS + warp;
+            head = head < GROUP ? work.y * GROUP + head : HEADS + min(head - GROUP, 1) * KV_HEADS + work.y;
+            load_pairs(lo[u], row + head * HEAD_DIM + j0);
+            load_pairs(hi[u], row + head * HEAD_DIM + j0 + HEAD_DIM / 2);
+        }
+        __syncthreads();  // the previous item's products have read `fresh`
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            int unit = u * WARPS + warp;
+            if (unit >= GROUP + (writes ? 2 : 0)) break;
+            if (unit < GROUP + 1) {
+                if (q_norm && unit < GROUP) norm_head(lo[u], hi[u], q_lo, q_hi, holds, eps);
+                if (q_norm && unit == GROUP) norm_head(lo[u], hi[u], k_lo, k_hi, holds, eps);
+                rotate_head(lo[u], hi[u], turn);
+            }
+            if (!holds) continue;
+            store_pairs(&fresh[unit][j0], lo[u]);
+            store_pairs(&fresh[unit][j0 + HEAD_DIM / 2], hi[u]);
+        }
+        __syncthreads();
+        if (writes) {
+            int last_page = page_table[(long long)run.seat * table_width + newest / PAGE];
+            u16 *to = kv + ((long long)last_page * KV_HEADS + work.y) * 2 * PAGE * HEAD_DIM;
+            for (int d = threadIdx.x; d < HEAD_DIM; d += WARPS * WARP) {
+                to[newest % PAGE * HEAD_DIM + d] = fresh[GROUP][d];
+                to[PAGE * HEAD_DIM + d * PAGE + newest % PAGE] = fresh[GROUP + 1][d];
+            }
+            holds_newest = live && newest < key0 + 32;
+            if (holds_newest) insert_key(keys, fresh[GROUP], newest - key0, g, t);
+            if (holds_newest && HEAD_DIM <= 128) insert_value(keys, fresh[GROUP + 1], newest - key0, g, t);
+        }
+#endif
         float score[4][4];
 #pragma unroll
         for (int j = 0; j < 4; j++)
@@ -37,29 +155,28 @@ extern "C" __global__ void __launch_bounds__(128) attend_decode(float *part_o, f
             for (int c = 0; c < 4; c++) o[i][c] = 0.f;
         float max0 = NEG_INF, max1 = NEG_INF, sum0 = 0.f, sum1 = 0.f;
         if (live) {
-            int page = page_table[(long long)run.seat * table_width + key0 / PAGE];
-            const u16 *tile = kv + ((long long)page * KV_HEADS + work.y) * 2 * PAGE * HEAD_DIM;
-            const u16 *keys = tile + (key0 % PAGE) * HEAD_DIM, *values = tile + PAGE * HEAD_DIM + key0 % PAGE;
-            U4 k[4][STEPS];
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int s = 0; s < STEPS; s++)
-                    k[j][s] = load_stream(keys + (8 * (g / 2) + 2 * j + g % 2) * HEAD_DIM + 32 * s + 8 * t);
-            // Values do not wait for scores: everything this warp reads is requested at once.
-            U4 v[TILES];
-#pragma unroll
-            for (int i = 0; i < TILES; i++) v[i] = load_stream(values + (8 * i + g) * PAGE + 8 * t);
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
                 U4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
-                if (g < GROUP) a = load16(q + g * HEAD_DIM + 32 * s + 8 * t);
-                if (g + 8 < GROUP) b = load16(q + (g + 8) * HEAD_DIM + 32 * s + 8 * t);
+#if ROPE
+                if (g < GROUP) a = load16(&fresh[g][32 * s + 8 * t]);
+                if (g + 8 < GROUP) b = load16(&fresh[(g + 8) % GROUP][32 * s + 8 * t]);
+#else
+                const u16 *q = row + work.y * GROUP * HEAD_DIM + 32 * s + 8 * t;
+                if (g < GROUP) a = load16(q + g * HEAD_DIM);
+                if (g + 8 < GROUP) b = load16(q + (g + 8) * HEAD_DIM);
+#endif
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    mma(score[j], a.x, b.x, a.y, b.y, k[j][s].x, k[j][s].y);
-                    mma(score[j], a.z, b.z, a.w, b.w, k[j][s].z, k[j][s].w);
+                    mma(score[j], a.x, b.x, a.y, b.y, keys.k[j][s].x, keys.k[j][s].y);
+                    mma(score[j], a.z, b.z, a.w, b.w, keys.k[j][s].z, keys.k[j][s].w);
                 }
+            }
+            if (HEAD_DIM > 128) {
+                load_values(keys, tile, key0, g, t);
+#if ROPE
+                if (holds_newest) insert_value(keys, fresh[GROUP + 1], newest - key0, g, t);
+#endif
             }
 #pragma unroll
             for (int j = 0; j < 4; j++)
@@ -90,8 +207,8 @@ extern "C" __global__ void __launch_bounds__(128) attend_decode(float *part_o, f
             sum1 += __shfl_xor_sync(FULL, sum1, 2);
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
-                mma(o[i], p[0][0], p[0][1], p[1][0], p[1][1], v[i].x, v[i].y);
-                mma(o[i], p[2][0], p[2][1], p[3][0], p[3][1], v[i].z, v[i].w);
+                mma(o[i], p[0][0], p[0][1], p[1][0], p[1][1], keys.v[i].x, keys.v[i].y);
+                mma(o[i], p[2][0], p[2][1], p[3][0], p[3][1], keys.v[i].z, keys.v[i].w);
             }
         }
         __syncthreads();  // the previous item's merge has read `sums`

@@ -3,26 +3,40 @@
 #include "prelude.cuh"
 
 #define GROUP (HEADS / KV_HEADS)
+#define KEPT 4
 
 extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(u16 *attended, const float *part_o, const float2 *part_ml,
                                                                     const RunInfo *runs) {
+    // The runs were complete long before the previous kernel.
+    RunInfo run = runs[blockIdx.x];
     wait_previous();
     start_next();
-    RunInfo run = runs[blockIdx.x];
     if (run.splits == 0) return;
     int head = blockIdx.y, d = threadIdx.x;
-    float top = NEG_INF;
-    for (int s = 0; s < run.splits; s++) {
-        long long item = run.item0 + s * KV_HEADS + head / GROUP;
-        top = fmaxf(top, part_ml[item * GROUP + head % GROUP].x);
-    }
-    float total = 0.f, y = 0.f;
-    for (int s = 0; s < run.splits; s++) {
-        long long part = (run.item0 + s * KV_HEADS + head / GROUP) * (long long)GROUP + head % GROUP;
-        float2 ml = part_ml[part];
+    auto part = [&](int s) { return (run.item0 + s * KV_HEADS + head / GROUP) * (long long)GROUP + head % GROUP; };
+    // The first splits' sums travel beside their maxima.
+    float2 ml[KEPT];
+    float o[KEPT], top = NEG_INF, total = 0.f, y = 0.f;
+#pragma unroll
+    for (int s = 0; s < KEPT; s++)
+        if (s < run.splits) {
+            ml[s] = part_ml[part(s)];
+            o[s] = part_o[part(s) * HEAD_DIM + d];
+        }
+#pragma unroll
+    for (int s = 0; s < KEPT; s++)
+        if (s < run.splits) top = fmaxf(top, ml[s].x);
+#pragma unroll 8
+    for (int s = KEPT; s < run.splits; s++) top = fmaxf(top, part_ml[part(s)].x);
+    auto add = [&](float2 ml, float o) {
         float f = exp2f(ml.x - top);
         total += f * ml.y;
-        y += f * part_o[part * HEAD_DIM + d];
-    }
+        y += f * o;
+    };
+#pragma unroll
+    for (int s = 0; s < KEPT; s++)
+        if (s < run.splits) add(ml[s], o[s]);
+#pragma unroll 4
+    for (int s = KEPT; s < run.splits; s++) add(part_ml[part(s)], part_o[part(s) * HEAD_DIM + d]);
     attended[((long long)run.row0 * HEADS + head) * HEAD_DIM + d] = f32_to_bf16(y / total);
 }

@@ -3,6 +3,7 @@
 // A tile is 128 rows: QTOKENS query tokens times the group's heads, so K and V are read once for the group. 8 warps of 16
 // rows; keys come a page at a time through a double buffer. Keys are permuted as in `attend_decode`, so every shared read
 // is 16 bytes a thread; a row's 16-byte chunks are swapped by its parity, which keeps the reads free of bank conflicts.
+// Heads of 256 have one buffer, and read their queries anew for every page: registers and shared memory hold no more.
 #include "prelude.cuh"
 
 #define GROUP (HEADS / KV_HEADS)
@@ -10,16 +11,18 @@
 #define TILES (HEAD_DIM / 8)
 #define THREADS 256
 #define TILE_BYTES (PAGE * HEAD_DIM * 2)
+#define BUFFERS (HEAD_DIM <= 128 ? 2 : 1)
 
 __device__ __forceinline__ u32 chunk_at(int row, int chunk, int row_chunks) {
-    return (u32)(row * row_chunks + (chunk ^ ((row & 1) << 2))) * 16;
+    // Rows of an odd number of 64 bytes lie in different banks by themselves.
+    return (u32)(row * row_chunks + (row_chunks % 8 ? chunk : chunk ^ ((row & 1) << 2))) * 16;
 }
 __device__ __forceinline__ U4 load_shared(const u8 *p) { return *(const U4 *)p; }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attend_prefill(u16 *attended, const u16 *qkv, const u16 *kv, const StepInfo *step, const RunInfo *runs, const int4 *tiles,
                    const int *page_table, int table_width, float scale_log2) {
-    extern __shared__ __align__(128) u8 shared[];  // [2][K page | V page]
+    extern __shared__ __align__(128) u8 shared[];  // [BUFFERS][K page | V page]
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     wait_previous();
     start_next();
@@ -35,18 +38,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         int limit0 = start + tok0, limit1 = start + tok1;  // last key each row may see
         int last_token = min(token0 + QTOKENS, run.rows) - 1;
         int key_pages = (start + last_token) / PAGE + 1;
-        U4 q0[STEPS], q1[STEPS];
         const u16 *base = qkv + ((long long)run.row0 * (HEADS + 2 * KV_HEADS) + work.y * GROUP) * HEAD_DIM;
         const long long stride = (long long)(HEADS + 2 * KV_HEADS) * HEAD_DIM;
+        const u16 *from0 = base + tok0 * stride + (r0 % GROUP) * HEAD_DIM + 8 * t;
+        const u16 *from1 = base + tok1 * stride + (r1 % GROUP) * HEAD_DIM + 8 * t;
+        const U4 zero = {0, 0, 0, 0};
+        U4 q0[STEPS], q1[STEPS];
+        auto load_queries = [&](int s) {
+            q0[s] = live0 ? load16(from0 + 32 * s) : zero;
+            q1[s] = live1 ? load16(from1 + 32 * s) : zero;
+        };
+        if (HEAD_DIM <= 128)
 #pragma unroll
-        for (int s = 0; s < STEPS; s++) {
-            U4 zero = {0, 0, 0, 0};
-            q0[s] = live0 ? load16(base + tok0 * stride + (r0 % GROUP) * HEAD_DIM + 32 * s + 8 * t) : zero;
-            q1[s] = live1 ? load16(base + tok1 * stride + (r1 % GROUP) * HEAD_DIM + 32 * s + 8 * t) : zero;
-        }
+            for (int s = 0; s < STEPS; s++) load_queries(s);
         auto fetch = [&](int page_index) {
             const u8 *from = (const u8 *)(kv + ((long long)pages[page_index] * KV_HEADS + work.y) * 2 * PAGE * HEAD_DIM);
-            u32 to = shared_address(shared) + (page_index & 1) * 2 * TILE_BYTES;
+            u32 to = shared_address(shared) + page_index % BUFFERS * 2 * TILE_BYTES;
 #pragma unroll
             for (int i = 0; i < TILE_BYTES / 16 / THREADS; i++) {
                 int c = i * THREADS + threadIdx.x;
@@ -65,16 +72,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int page = 0; page < key_pages; page++) {
             copy_async_wait<0>();
             __syncthreads();
-            if (page + 1 < key_pages) fetch(page + 1);
-            const u8 *keys = shared + (page & 1) * 2 * TILE_BYTES, *values = keys + TILE_BYTES;
+            if (BUFFERS == 2 && page + 1 < key_pages) fetch(page + 1);
+            const u8 *keys = shared + page % BUFFERS * 2 * TILE_BYTES, *values = keys + TILE_BYTES;
             float score[8][4];
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
+            for (int j = 0; j < 8; j++)
 #pragma unroll
                 for (int c = 0; c < 4; c++) score[j][c] = 0.f;
-                int key = (j / 4) * 32 + 8 * (g / 2) + 2 * (j % 4) + g % 2;
 #pragma unroll
-                for (int s = 0; s < STEPS; s++) {
+            for (int s = 0; s < STEPS; s++) {
+                if (HEAD_DIM > 128) load_queries(s);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    int key = (j / 4) * 32 + 8 * (g / 2) + 2 * (j % 4) + g % 2;
                     U4 k = load_shared(keys + chunk_at(key, 4 * s + t, HEAD_DIM / 8));
                     mma(score[j], q0[s].x, q1[s].x, q0[s].y, q1[s].y, k.x, k.y);
                     mma(score[j], q0[s].z, q1[s].z, q0[s].w, q1[s].w, k.z, k.w);
@@ -127,6 +137,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     mma(o[i], p[4 * u][0], p[4 * u][1], p[4 * u + 1][0], p[4 * u + 1][1], v.x, v.y);
                     mma(o[i], p[4 * u + 2][0], p[4 * u + 2][1], p[4 * u + 3][0], p[4 * u + 3][1], v.z, v.w);
                 }
+            }
+            if (BUFFERS == 1 && page + 1 < key_pages) {
+                __syncthreads();  // all warps are done with the page
+                fetch(page + 1);
             }
         }
         sum0 += __shfl_xor_sync(FULL, sum0, 1);

@@ -94,6 +94,53 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+// --- heads: norm and rotation, one warp a head -------------------------------------------------------------------------
+
+#ifdef HEAD_DIM
+#define HEADS_ALL (HEADS + 2 * KV_HEADS)
+// Dimension j is rotated with j + HEAD_DIM / 2; a lane has PAIRS consecutive j from lane * PAIRS.
+#define PAIRS ((HEAD_DIM / 2 + WARP - 1) / WARP)
+
+// A lane's consecutive elements, two an access where they are even.
+__device__ __forceinline__ void load_pairs(float (&to)[PAIRS], const u16 *from) {
+#pragma unroll
+    for (int p = 0; p + 1 < PAIRS; p += 2) {
+        u32 x = *(const u32 *)(from + p);
+        to[p] = bf16_lo(x);
+        to[p + 1] = bf16_hi(x);
+    }
+    if (PAIRS % 2) to[PAIRS - 1] = bf16_to_f32(from[PAIRS - 1]);
+}
+__device__ __forceinline__ void store_pairs(u16 *to, const float (&from)[PAIRS]) {
+#pragma unroll
+    for (int p = 0; p + 1 < PAIRS; p += 2) *(u32 *)(to + p) = bf16_pack(from[p], from[p + 1]);
+    if (PAIRS % 2) to[PAIRS - 1] = f32_to_bf16(from[PAIRS - 1]);
+}
+
+// RMSNorm of a head whose halves are `lo` and `hi`; lanes beyond the head are not `live`.
+__device__ __forceinline__ void norm_head(float (&lo)[PAIRS], float (&hi)[PAIRS], const float (&w_lo)[PAIRS],
+                                          const float (&w_hi)[PAIRS], bool live, float eps) {
+    float sum = 0.f;
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) sum += live ? lo[p] * lo[p] + hi[p] * hi[p] : 0.f;
+    float scale = rsqrtf(warp_sum(sum) / HEAD_DIM + eps);
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+        lo[p] *= scale * w_lo[p];
+        hi[p] *= scale * w_hi[p];
+    }
+}
+// Rotary embedding; `turn` holds cos and sin.
+__device__ __forceinline__ void rotate_head(float (&lo)[PAIRS], float (&hi)[PAIRS], const float2 (&turn)[PAIRS]) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+        float a = lo[p], b = hi[p];
+        lo[p] = a * turn[p].x - b * turn[p].y;
+        hi[p] = b * turn[p].x + a * turn[p].y;
+    }
+}
+#endif
+
 // --- the step's structures, written by the host and by `begin_step` ---------------------------------------------------
 
 // One run of consecutive rows of one seat; mirrors `RunUpload` of backend-cuda.
@@ -115,7 +162,8 @@ struct StepInfo {
     int appends;       // page-table entries to write
     int decode_items;  // filled by begin_step
     int tiles;         // filled by begin_step: prefill query tiles
-    int pad[2];
+    int tickets;       // prefill tiles that blocks asked for so far, over all layers
+    int pad;
 };
 
 struct Append {

@@ -2,16 +2,23 @@
 // The order of the sum depends on the width alone, so a row is the same in every batch.
 #include "prelude.cuh"
 
+#define KEPT 4  // chunks of 8 that a thread keeps: widths up to 8,192 are read once
+
 extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *h, const u16 *w, const int *pick, int hidden,
                                                        float eps) {
     __shared__ float partial[8];
+    int chunks = hidden / 8;
+    U4 x[KEPT], g[KEPT];
+    // The weight does not depend on the previous kernel.
+#pragma unroll
+    for (int j = 0; j < KEPT; j++)
+        if (threadIdx.x + 256 * j < chunks) g[j] = load16(w + 8 * (threadIdx.x + 256 * j));
     wait_previous();
     start_next();
     long long row = pick ? pick[blockIdx.x] : blockIdx.x;
-    const U4 *x = (const U4 *)(h + row * hidden);
+    const u16 *from = h + row * hidden;
     float sum = 0.f;
-    for (int i = threadIdx.x; i < hidden / 8; i += 256) {
-        U4 v = x[i];
+    auto add = [&](U4 v) {
         const u32 *p = (const u32 *)&v;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -19,7 +26,14 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *
             sum = fmaf(a, a, sum);
             sum = fmaf(b, b, sum);
         }
-    }
+    };
+#pragma unroll
+    for (int j = 0; j < KEPT; j++)
+        if (threadIdx.x + 256 * j < chunks) x[j] = load16(from + 8 * (threadIdx.x + 256 * j));
+#pragma unroll
+    for (int j = 0; j < KEPT; j++)
+        if (threadIdx.x + 256 * j < chunks) add(x[j]);
+    for (int i = threadIdx.x + 256 * KEPT; i < chunks; i += 256) add(load16(from + 8 * i));
     sum = warp_sum(sum);
     if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = sum;
     __syncthreads();
@@ -27,14 +41,18 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *
 #pragma unroll
     for (int i = 0; i < 8; i++) total += partial[i];
     float scale = rsqrtf(total / hidden + eps);
-    U4 *to = (U4 *)(out + (long long)blockIdx.x * hidden);
-    for (int i = threadIdx.x; i < hidden / 8; i += 256) {
-        U4 v = x[i], g = ((const U4 *)w)[i], y;
+    u16 *to = out + (long long)blockIdx.x * hidden;
+    auto store = [&](int i, U4 v, U4 g) {
+        U4 y;
         const u32 *p = (const u32 *)&v, *q = (const u32 *)&g;
         u32 *o = (u32 *)&y;
 #pragma unroll
         for (int j = 0; j < 4; j++)
             o[j] = bf16_pack(bf16_lo(p[j]) * scale * bf16_lo(q[j]), bf16_hi(p[j]) * scale * bf16_hi(q[j]));
-        to[i] = y;
-    }
+        *(U4 *)(to + 8 * i) = y;
+    };
+#pragma unroll
+    for (int j = 0; j < KEPT; j++)
+        if (threadIdx.x + 256 * j < chunks) store(threadIdx.x + 256 * j, x[j], g[j]);
+    for (int i = threadIdx.x + 256 * KEPT; i < chunks; i += 256) store(i, load16(from + 8 * i), load16(w + 8 * i));
 }

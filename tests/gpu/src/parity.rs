@@ -22,6 +22,8 @@ pub const CHECKS: &[Check] = &[
     Check { name: "logprobs, 9 heads of 64", run: || logprobs(&small(9, 3, 64, false)) },
     Check { name: "logprobs, 8 heads of 128, norms", run: || logprobs(&small(8, 2, 128, true)) },
     Check { name: "logprobs, 16 heads over 1", run: || logprobs(&small(16, 1, 64, true)) },
+    Check { name: "logprobs, 6 heads of 96", run: || logprobs(&small(6, 2, 96, true)) },
+    Check { name: "logprobs, 8 heads of 256, norms", run: || logprobs(&small(8, 2, 256, true)) },
     Check { name: "many rows through the library", run: many_rows },
     Check { name: "graph equals eager", run: graph_equals_eager },
     Check { name: "batch equals alone", run: batch_equals_alone },

@@ -62,12 +62,12 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// A few eager steps of two layers, for a profiler: one stream, eight, then a prefill of 8,000.
+/// A few eager steps of two layers, for a profiler: one stream, eight, 128, then a prefill of 8,000.
 pub fn profile() -> Result<()> {
     let settings = Settings { layers: 2, ..qwen3_8b() };
     let spec = model::dummy::spec(&settings, VOCAB, 1)?;
     let options = LoadOptions {
-        seats: 8,
+        seats: 128,
         max_rows: 8192,
         context_len: Some(40_960),
         kv_tokens: Some(100_000),
@@ -75,7 +75,7 @@ pub fn profile() -> Result<()> {
     };
     let cuda = CudaOptions { graphs: false, ..CudaOptions::default() };
     let (mut backend, _) = backend_cuda::load(&spec, &options, &cuda, &mut |_| {})?;
-    for rows in [1, 8] {
+    for rows in [1, 8, 128] {
         decode(&mut backend, 200, rows)?;
     }
     prefill(&mut backend, 8000, 8192)?;

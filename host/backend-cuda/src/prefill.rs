@@ -1,0 +1,100 @@
+//! Prefill attention: the kernel that a card and a head size get, and the tensor maps that Hopper's copies through.
+
+use backend::BackendError;
+use backend::ops::AttentionShape;
+use cudarc::driver::sys;
+use kernels::Source;
+
+use crate::device::{Buffer, Device, fault};
+use crate::forward::tile_tokens;
+
+/// Queries, keys and values of a layer, 128 bytes each.
+const LAYER_MAPS: usize = 3;
+
+/// How the kernel of a shape is launched: one block a multiprocessor.
+#[derive(Clone, Copy)]
+pub struct PrefillLaunch {
+    pub source: Source,
+    pub threads: u32,
+    pub shared_bytes: u32,
+    /// It reads through tensor maps and takes tiles by ticket.
+    pub mapped: bool,
+}
+
+impl PrefillLaunch {
+    pub fn new(arch: u32, shape: &AttentionShape) -> Self {
+        // Keys and values of a page.
+        let page_bytes = (2 * 64 * shape.head_dim * 2) as u32;
+        // Warpgroup products and their operands' layout are Hopper's.
+        if arch == 90 && matches!(shape.head_dim, 64 | 128) {
+            // The tile's queries, two stages of two pages, and the barriers.
+            let shared_bytes = (128 * shape.head_dim * 2) as u32 + 4 * page_bytes + 128;
+            return Self { source: kernels::ATTEND_PREFILL_SM90, threads: 384, shared_bytes, mapped: true };
+        }
+        let buffers = if shape.head_dim <= 128 { 2 } else { 1 };
+        Self { source: kernels::ATTEND_PREFILL, threads: 256, shared_bytes: buffers * page_bytes, mapped: false }
+    }
+}
+
+/// The maps of every layer, where the kernel finds them.
+pub struct TensorMaps(Buffer);
+
+impl TensorMaps {
+    /// `queries`: `[rows, heads + 2 kv_heads, head_dim]`; `kv`: a buffer of `pages` a layer.
+    pub fn new(
+        device: &Device,
+        shape: &AttentionShape,
+        (queries, rows): (u64, usize),
+        kv: &[Buffer],
+        pages: usize,
+    ) -> Result<Self, BackendError> {
+        let (dim, heads) = (shape.head_dim, shape.heads + 2 * shape.kv_heads);
+        let group = shape.heads / shape.kv_heads;
+        let tiles = pages * shape.kv_heads;
+        let mut maps = Vec::with_capacity(kv.len() * LAYER_MAPS);
+        for layer in kv {
+            maps.push(encode(
+                queries,
+                &[(dim, 64), (heads, group), (rows, tile_tokens(shape))],
+                &[dim * 2, heads * dim * 2],
+            )?);
+            // A page of a head is 64 rows of keys, then as many bytes of transposed values.
+            maps.push(encode(layer.pointer, &[(dim, 64), (tiles * 2 * 64, 64)], &[dim * 2])?);
+            maps.push(encode(layer.pointer, &[(64, 64), (tiles * 2 * dim, dim)], &[64 * 2])?);
+        }
+        Ok(Self(device.upload("tensor maps", &maps)?))
+    }
+
+    pub fn layer(&self, layer: usize) -> u64 {
+        self.0.pointer + (layer * LAYER_MAPS * size_of::<sys::CUtensorMap>()) as u64
+    }
+}
+
+/// A map of bf16 values with the 128-byte swizzle: (length, box) of each axis, innermost first; strides of all but that.
+fn encode(pointer: u64, axes: &[(usize, usize)], stride_bytes: &[usize]) -> Result<sys::CUtensorMap, BackendError> {
+    let lengths: Vec<u64> = axes.iter().map(|axis| axis.0 as u64).collect();
+    let boxes: Vec<u32> = axes.iter().map(|axis| axis.1 as u32).collect();
+    let strides: Vec<u64> = stride_bytes.iter().map(|&stride| stride as u64).collect();
+    let steps = vec![1u32; axes.len()];
+    let mut map = sys::CUtensorMap { opaque: [0; 16] };
+    // SAFETY: the slices are as long as the rank says; the call reads them and writes the map.
+    unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &mut map,
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            axes.len() as u32,
+            pointer as *mut _,
+            lengths.as_ptr(),
+            strides.as_ptr(),
+            boxes.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()
+    .map_err(|e| fault(&format!("cuTensorMapEncodeTiled of {axes:?}"), e))?;
+    Ok(map)
+}

@@ -65,15 +65,15 @@ pub struct EngineSettings {
     /// `None`: the backend's own share.
     pub gpu_memory_utilization: Option<f32>,
     pub enforce_eager: bool,
+    pub quantization: Option<Quantization>,
+    /// Kernels are compiled as for this compute capability times ten.
+    pub cuda_arch: Option<u32>,
     pub scheduler: Option<String>,
     pub scheduler_settings: Map<String, Value>,
     pub max_model_len: Option<u32>,
     pub max_num_seqs: Option<u16>,
     pub max_num_batched_tokens: Option<u32>,
     pub kv_cache_tokens: Option<u32>,
-    pub quantization: Option<Quantization>,
-    /// Kernels are compiled as for this compute capability times ten.
-    pub cuda_arch: Option<u32>,
     pub max_num_queued_reqs: Option<u32>,
     pub threads: Option<u32>,
     pub tokenizer: Option<PathBuf>,
@@ -285,6 +285,8 @@ fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> a
             dummy: table.load_format.as_deref() == Some("dummy"),
             gpu_memory_utilization: table.gpu_memory_utilization,
             enforce_eager: table.enforce_eager.unwrap_or(false),
+            quantization: read_quantization(table, device)?,
+            cuda_arch: table.cuda_arch,
             scheduler: match table.scheduler.as_deref().unwrap_or(SCHEDULER_DEFAULT) {
                 SCHEDULER_NATIVE => None,
                 word => Some(word.to_string()),
@@ -296,8 +298,6 @@ fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> a
             kv_cache_tokens: table.kv_cache_tokens,
             max_num_queued_reqs: table.max_num_queued_reqs,
             threads: table.threads,
-            quantization: read_quantization(table, device)?,
-            cuda_arch: table.cuda_arch,
             tokenizer: table.tokenizer.clone(),
             prefix_caching: table.enable_prefix_caching.unwrap_or(true),
             step_target_ms: table.step_target_ms,
@@ -312,6 +312,7 @@ fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> a
             "on the CPU",
         ),
         (table.enforce_eager.is_some() && settings.device == Device::Cpu, "enforce_eager", "on the CPU"),
+        (table.cuda_arch.is_some() && settings.device == Device::Cpu, "cuda_arch", "on the CPU"),
         (table.threads.is_some() && settings.device != Device::Cpu, "threads", "on a GPU"),
         (table.threads.is_some() && scripted, "threads", "on a scripted model"),
         (table.tokenizer.is_some() && scripted, "tokenizer", "on a scripted model, which brings its own"),
@@ -323,7 +324,6 @@ fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> a
 
 /// What is asked of the weights, against what can be done with them.
 fn check_weights(table: &EngineTable, source: &Source) -> anyhow::Result<()> {
-        (table.cuda_arch.is_some() && settings.device == Device::Cpu, "cuda_arch", "on the CPU"),
     match table.kv_cache_dtype.as_deref() {
         None | Some("auto") => {}
         Some(dtype) => bail!("kv_cache_dtype `{dtype}`: only `auto` is known"),
@@ -340,17 +340,6 @@ fn check_weights(table: &EngineTable, source: &Source) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn read_model(table: &ModelTable, engines: &[EngineSettings]) -> anyhow::Result<ModelSettings> {
-    let read = || -> anyhow::Result<ModelSettings> {
-        ensure!(!table.name.is_empty(), "`name` is empty");
-        let engine = match &table.engine {
-            None if engines.len() == 1 => 0,
-            None => bail!("`engine` is missing, and there are {} engines", engines.len()),
-            Some(name) => engines.iter().position(|engine| engine.name == *name).with_context(|| {
-                let known = engines.iter().map(|engine| engine.name.as_str()).collect::<Vec<_>>().join("`, `");
-                format!("engine `{name}` is not configured; there are `{known}`")
-            })?,
-        };
 fn read_quantization(table: &EngineTable, device: Device) -> anyhow::Result<Option<Quantization>> {
     match (table.quantization.as_deref(), device) {
         (None, _) => Ok(None),
@@ -362,6 +351,17 @@ fn read_quantization(table: &EngineTable, device: Device) -> anyhow::Result<Opti
     }
 }
 
+fn read_model(table: &ModelTable, engines: &[EngineSettings]) -> anyhow::Result<ModelSettings> {
+    let read = || -> anyhow::Result<ModelSettings> {
+        ensure!(!table.name.is_empty(), "`name` is empty");
+        let engine = match &table.engine {
+            None if engines.len() == 1 => 0,
+            None => bail!("`engine` is missing, and there are {} engines", engines.len()),
+            Some(name) => engines.iter().position(|engine| engine.name == *name).with_context(|| {
+                let known = engines.iter().map(|engine| engine.name.as_str()).collect::<Vec<_>>().join("`, `");
+                format!("engine `{name}` is not configured; there are `{known}`")
+            })?,
+        };
         check("max_model_len", table.max_model_len, 1, 1 << 30)?;
         let reasoning_field = match table.reasoning_field.as_deref() {
             None => ReasoningField::default(),

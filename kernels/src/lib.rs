@@ -15,6 +15,11 @@ const PRELUDE: &str = include_str!("cu/prelude.cuh");
 const INCLUDE: &str = "#include \"prelude.cuh\"";
 
 impl Source {
+    /// Whether the kernel's own text, without the prelude, has a word.
+    pub fn mentions(&self, word: &str) -> bool {
+        self.text.contains(word)
+    }
+
     /// The whole translation unit: the prelude stands where it was included, and lines keep their numbers.
     pub fn unit(&self) -> String {
         let at = self.text.find(INCLUDE).expect("every kernel includes the prelude: tested below");
@@ -41,6 +46,7 @@ sources! {
     EMBED = "embed",
     RMS_NORM = "rms_norm",
     FEW_ROWS = "few_rows",
+    FEW_ROWS_FP8 = "few_rows_fp8",
     ROPE_KV = "rope_kv",
     ATTEND_DECODE = "attend_decode",
     ATTEND_MERGE = "attend_merge",
@@ -50,6 +56,11 @@ sources! {
     SAMPLE = "sample",
     END_STEP = "end_step",
     FILL_RANDOM = "fill_random",
+    QUANTIZE = "quantize",
+    DEQUANTIZE = "dequantize",
+    RMS_NORM_FP8 = "rms_norm_fp8",
+    SILU_MUL_FP8 = "silu_mul_fp8",
+    SCALE_ROWS = "scale_rows",
 }
 
 #[cfg(test)]

@@ -6,20 +6,35 @@ use std::path::Path;
 use std::sync::Arc;
 
 use backend::BackendError;
-use cudarc::driver::{CudaFunction, CudaModule};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys as nvrtc_sys};
 use kernels::Source;
 use sha2::{Digest, Sha256};
 
-use crate::device::{Device, fault};
+use crate::device::fault;
 
 /// Changes whenever what a cache entry means changes.
 const CACHE_FORMAT: u32 = 1;
 
-/// Compiles for one card and one set of flags.
+/// What kernels are compiled for. Compute capabilities are times ten: 90 for Hopper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The machine code.
+    pub machine: u32,
+    /// The code paths: those of an older card run on a newer one too.
+    pub arch: u32,
+    /// The 16-bit type is f16, else bf16.
+    pub f16: bool,
+}
+
+/// Compiles for one target and one set of flags.
 pub struct Compiler<'a> {
-    device: &'a Device,
+    /// Without one, kernels are compiled and not loaded.
+    context: Option<&'a Arc<CudaContext>>,
+    pub target: Target,
     cache: Option<&'a Path>,
+    /// Flags of the model's shape, which only reach kernels that know of heads.
+    shape_flags: Vec<(String, String)>,
     flags: Vec<String>,
     version: (i32, i32),
     pub compiled: u32,
@@ -30,33 +45,52 @@ pub struct Compiler<'a> {
 #[derive(Clone)]
 pub struct Kernel {
     pub name: &'static str,
-    pub function: CudaFunction,
-    _module: Arc<CudaModule>,
+    loaded: Option<(CudaFunction, Arc<CudaModule>)>,
+}
+
+impl Kernel {
+    /// `None` where it was only compiled.
+    pub fn function(&self) -> Option<&CudaFunction> {
+        self.loaded.as_ref().map(|(function, _)| function)
+    }
 }
 
 impl<'a> Compiler<'a> {
     /// `flags` hold for every kernel of the model, as `NAME=value`.
-    pub fn new(device: &'a Device, cache: Option<&'a Path>, flags: &[(&str, usize)]) -> Result<Self, BackendError> {
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: both pointers are valid for the call.
-        unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(|e| fault("nvrtcVersion", e))?;
-        let flags = flags.iter().map(|(name, value)| format!("-D{name}={value}")).collect();
-        Ok(Self { device, cache, flags, version: (major, minor), compiled: 0, cached: 0 })
+    pub fn new(
+        context: Option<&'a Arc<CudaContext>>,
+        target: Target,
+        cache: Option<&'a Path>,
+        flags: &[(&str, usize)],
+    ) -> Result<Self, BackendError> {
+        let shape_flags = flags.iter().map(|(name, value)| ((*name).to_owned(), format!("-D{name}={value}"))).collect();
+        let mut flags = Vec::new();
+        if target.f16 {
+            flags.push("-DTL_F16".into());
+        }
+        if target.arch != target.machine {
+            flags.push(format!("-DTL_ARCH={}", target.arch * 10));
+        }
+        Ok(Self { context, target, cache, shape_flags, flags, version: nvrtc_version()?, compiled: 0, cached: 0 })
     }
 
     pub fn kernel(&mut self, source: Source, extra: &[(&str, usize)]) -> Result<Kernel, BackendError> {
-        let mut options = vec![format!("--gpu-architecture={}", target(self.device.arch)), "--std=c++17".into()];
+        let mut options =
+            vec![format!("--gpu-architecture={}", target_name(self.target.machine)), "--std=c++17".into()];
         options.extend(self.flags.iter().cloned());
+        // The others are the same for every shape, and so is their code in the cache.
+        let whole = source.mentions("HEAD_DIM");
+        let shape_flags = self.shape_flags.iter().filter(|(name, _)| whole || source.mentions(name));
+        options.extend(shape_flags.map(|(_, flag)| flag.clone()));
         options.extend(extra.iter().map(|(name, value)| format!("-D{name}={value}")));
         let cubin = self.cubin(source, &options)?;
-        let module = self
-            .device
-            .context
+        let Some(context) = self.context else { return Ok(Kernel { name: source.name, loaded: None }) };
+        let module = context
             .load_module(Ptx::from_binary(cubin))
             .map_err(|e| fault(&format!("loading kernel `{}`", source.name), e))?;
         let function =
             module.load_function(source.name).map_err(|e| fault(&format!("finding kernel `{}`", source.name), e))?;
-        Ok(Kernel { name: source.name, function, _module: module })
+        Ok(Kernel { name: source.name, loaded: Some((function, module)) })
     }
 
     fn cubin(&mut self, source: Source, options: &[String]) -> Result<Vec<u8>, BackendError> {
@@ -85,11 +119,19 @@ impl<'a> Compiler<'a> {
     }
 }
 
+/// Major and minor.
+pub fn nvrtc_version() -> Result<(i32, i32), BackendError> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both pointers are valid for the call.
+    unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(|e| fault("nvrtcVersion", e))?;
+    Ok((major, minor))
+}
+
 /// The machine target: Hopper and data-center Blackwell need their `a` variants for matrix and copy instructions.
-fn target(arch: u32) -> String {
-    match arch {
-        90 | 100 => format!("sm_{arch}a"),
-        _ => format!("sm_{arch}"),
+fn target_name(machine: u32) -> String {
+    match machine {
+        90 | 100 => format!("sm_{machine}a"),
+        _ => format!("sm_{machine}"),
     }
 }
 

@@ -21,8 +21,11 @@ pub struct Device {
     pub context: Arc<CudaContext>,
     pub stream: Arc<CudaStream>,
     pub name: String,
-    /// Compute capability times ten: 90 for Hopper.
+    /// Whose code paths run, as compute capability times ten: 90 for Hopper. The card's own unless an older one was asked
+    /// for.
     pub arch: u32,
+    /// The card's own.
+    pub machine: u32,
     pub multiprocessors: u32,
 }
 
@@ -52,6 +55,43 @@ fn check_libraries() -> Result<(), BackendError> {
     })
 }
 
+/// As the driver says it: 13000 for CUDA 13.0.
+fn driver_version() -> Result<i32, BackendError> {
+    let mut version = 0;
+    // SAFETY: the pointer is valid for the call.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| fault("cuDriverGetVersion", e))?;
+    Ok(version)
+}
+
+/// Oldest compute capability with matrix instructions.
+const MACHINE_MIN: u32 = 70;
+/// The last NVRTC that compiles for Volta.
+const VOLTA_NVRTC: i32 = 12;
+
+/// A driver loads no code of a newer CUDA, and a compiler knows no card that is too old for it: both are said with their
+/// versions here, before either fails in words of its own.
+fn check_versions(driver: i32, (major, minor): (i32, i32), machine: u32) -> Result<(), BackendError> {
+    let unsupported = |what: String, fix: &str| Err(BackendError::Unsupported { what, fix: fix.into() });
+    let (driver_major, driver_minor) = (driver / 1000, driver % 1000 / 10);
+    if machine < MACHINE_MIN {
+        let what = format!("on compute capability {machine} / 10: the kernels need matrix instructions (7.0)");
+        return unsupported(what, "use a newer card or `--device cpu`");
+    }
+    if driver_major < major {
+        return unsupported(
+            format!("code of NVRTC {major}.{minor} with a driver for CUDA {driver_major}.{driver_minor}"),
+            "update the NVIDIA driver, or put CUDA libraries of the driver's version first on LD_LIBRARY_PATH",
+        );
+    }
+    if machine < 75 && major > VOLTA_NVRTC {
+        return unsupported(
+            format!("on compute capability {machine} / 10 with NVRTC {major}.{minor}, which no longer compiles for it"),
+            "put CUDA 12 libraries first on LD_LIBRARY_PATH, or use `--device cpu`",
+        );
+    }
+    Ok(())
+}
+
 impl Device {
     pub fn open(options: &DeviceOptions) -> Result<Self, BackendError> {
         check_libraries()?;
@@ -71,15 +111,17 @@ impl Device {
         let multiprocessors = context
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
             .map_err(|e| fault("multiprocessor count", e))?;
-        let arch = (major * 10 + minor) as u32;
-        if arch < 80 {
+        let machine = (major * 10 + minor) as u32;
+        check_versions(driver_version()?, crate::compile::nvrtc_version()?, machine)?;
+        let arch = options.arch.unwrap_or(machine);
+        if arch > machine {
             return Err(BackendError::Unsupported {
-                what: format!("on compute capability {major}.{minor}: the kernels need bf16 matrix instructions (8.0)"),
-                fix: "use a newer card or `--device cpu`".into(),
+                what: format!("code for compute capability {arch} / 10 on a card of {machine} / 10"),
+                fix: "leave --cuda-arch out, or name an older one".into(),
             });
         }
         let name = context.name().map_err(|e| fault("device name", e))?;
-        Ok(Self { context, stream, name, arch, multiprocessors: multiprocessors as u32 })
+        Ok(Self { context, stream, name, arch, machine, multiprocessors: multiprocessors as u32 })
     }
 
     /// Free and total bytes.
@@ -101,8 +143,9 @@ impl Device {
                     needed: bytes as u64,
                     available: free,
                     fix: format!(
-                        "{} of {total} bytes are in use, by other processes too (nvidia-smi lists them); lower --gpu-memory-utilization or --max-num-seqs",
-                        total - free
+                        "{} of {total} bytes are in use, {}; lower --gpu-memory-utilization or --max-num-seqs",
+                        total - free,
+                        holders(),
                     ),
                 })
             }
@@ -129,6 +172,31 @@ impl Device {
     pub fn synchronize(&self) -> Result<(), BackendError> {
         self.stream.synchronize().map_err(|e| fault("cuStreamSynchronize", e))
     }
+}
+
+/// Who holds memory on the cards, as the driver's own tool says; it may see no other containers.
+fn holders() -> String {
+    let query = ["--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"];
+    let listed = std::process::Command::new("nvidia-smi").args(query).output();
+    let text =
+        listed.ok().filter(|out| out.status.success()).map(|out| String::from_utf8_lossy(&out.stdout).into_owned());
+    describe_holders(text.as_deref(), std::process::id())
+}
+
+/// Lines of `pid, name, memory`.
+fn describe_holders(text: Option<&str>, own: u32) -> String {
+    let Some(text) = text else { return "by whom `nvidia-smi` would say, which did not answer".into() };
+    let process = |line: &str| {
+        let (pid, rest) = line.split_once(',')?;
+        let (name, memory) = rest.rsplit_once(',')?;
+        let whose = if pid.trim().parse() == Ok(own) { "this process" } else { name.trim() };
+        Some(format!("{whose} (pid {}) {}", pid.trim(), memory.trim()))
+    };
+    let named: Vec<String> = text.lines().filter_map(process).collect();
+    if named.is_empty() {
+        return "by processes that this one cannot see".into();
+    }
+    format!("by {}", named.join(", "))
 }
 
 /// Device memory that frees itself.
@@ -192,6 +260,49 @@ impl Drop for Pinned {
         if self.context.bind_to_thread().is_ok() {
             // SAFETY: allocated by `Pinned::new` and freed once.
             let _ = unsafe { result::free_host(self.pointer.cast()) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which versions go together, and what is said when they do not.
+    #[test]
+    fn versions_are_compared() {
+        for (driver, nvrtc, machine, needle) in [
+            (13000, (13, 0), 90, None),
+            (13010, (12, 9), 70, None),
+            (12040, (12, 9), 80, None),
+            (12040, (13, 0), 90, Some("NVRTC 13.0 with a driver for CUDA 12.4; update the NVIDIA driver")),
+            (13000, (13, 0), 70, Some("70 / 10 with NVRTC 13.0, which no longer compiles for it; put CUDA 12")),
+            (13000, (12, 9), 61, Some("61 / 10: the kernels need matrix instructions (7.0); use a newer card")),
+        ] {
+            let found = check_versions(driver, nvrtc, machine).err().map(|e| e.to_string());
+            match (&found, needle) {
+                (None, None) => {}
+                (Some(text), Some(needle)) => assert!(text.contains(needle), "{text}"),
+                _ => panic!("{driver}, {nvrtc:?}, {machine}: {found:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn holders_of_memory_are_named() {
+        let text = "41, python3, 80000 MiB\n7, /usr/bin/tokenloom, 512 MiB\n";
+        assert_eq!(describe_holders(Some(text), 7), "by python3 (pid 41) 80000 MiB, this process (pid 7) 512 MiB");
+        assert_eq!(describe_holders(Some(""), 7), "by processes that this one cannot see");
+        assert!(describe_holders(None, 7).contains("did not answer"));
+    }
+
+    /// Without a driver or a library, opening a card is an error that names what was looked for.
+    #[test]
+    fn a_machine_without_cuda_is_told_what_is_missing() {
+        // On a machine with a card this opens one; that there is no panic is the point.
+        if let Err(error) = Device::open(&DeviceOptions::default()) {
+            let text = error.to_string();
+            assert!(text.contains("libcuda") || text.contains("NVRTC") || text.contains("cu"), "{text}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One forward pass as launches: each block operation becomes one to three kernels.
 //!
-//! Up to [`FEW_ROWS_MAX`] rows the products go through `few_rows`, above it through cuBLASLt. Nothing here depends on
+//! Products are in `products.rs`. Nothing here depends on
 //! anything that changes between steps but the number of rows, so the same calls can be captured into a graph.
 
 use std::sync::Arc;
@@ -9,20 +9,18 @@ use backend::BackendError;
 use backend::load::LoadOptions;
 use backend::ops::{AttentionShape, ModelSpec};
 
-use crate::blas::{Blas, Product};
+use crate::blas::Blas;
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
 use crate::launch::{Args, Shape};
 use crate::prefill::{PrefillLaunch, TensorMaps};
+use crate::products::{Epilogue, Fp8Scales, Fp8Work, Matrix, ProductKernels, ROW_ALIGN};
 use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload};
 
 /// Keys of one decode work item.
 pub const SPLIT: usize = 128;
 /// Rows of a prefill tile: query tokens times the group's heads.
 const TILE_ROWS: usize = 128;
-/// Rows up to which one read of the weights through `few_rows` wins over the library.
-pub const FEW_ROWS_MAX: usize = 16;
-
 /// Heads of a row that a warp of `rope_kv` takes, and rows of its value tiles.
 const ROPE_UNIT: usize = 4;
 const V_TILE_ROWS: usize = 64;
@@ -37,13 +35,49 @@ pub fn tile_tokens(shape: &AttentionShape) -> usize {
 /// A block operation with its weights on the device.
 pub enum DeviceOp {
     Embed { table: Arc<Buffer> },
-    NormQkv { norm: Buffer, weight: Buffer },
+    NormQkv { norm: Buffer, weight: Matrix },
     RopeKv { layer: usize, q_norm: Option<Buffer>, k_norm: Option<Buffer> },
     Attend { layer: usize },
-    OutResidual { weight: Buffer },
-    NormGateUp { norm: Buffer, weight: Buffer },
-    DownResidual { weight: Buffer },
-    Head { norm: Buffer, weight: Arc<Buffer> },
+    OutResidual { weight: Matrix },
+    NormGateUp { norm: Buffer, weight: Matrix },
+    DownResidual { weight: Matrix },
+    Head { norm: Buffer, weight: Matrix },
+}
+
+impl DeviceOp {
+    fn matrix(&self) -> Option<&Matrix> {
+        match self {
+            Self::NormQkv { weight, .. } | Self::NormGateUp { weight, .. } => Some(weight),
+            Self::OutResidual { weight } | Self::DownResidual { weight } => Some(weight),
+            Self::Embed { .. } | Self::RopeKv { .. } | Self::Attend { .. } | Self::Head { .. } => None,
+        }
+    }
+
+    /// Whether this is a layer's product with weights that are not FP8.
+    pub fn is_half_product(&self) -> bool {
+        self.matrix().is_some_and(|matrix| matches!(matrix, Matrix::Half(_)))
+    }
+
+    /// Whether the library could read the scales of this operation's FP8 weights; true where it has none.
+    pub fn has_library_scales(&self, scales: Fp8Scales) -> bool {
+        self.matrix().is_none_or(|matrix| match matrix {
+            Matrix::Half(_) => true,
+            Matrix::Fp8 { blocks, .. } => scales == Fp8Scales::Rows || blocks.is_some(),
+        })
+    }
+
+    /// A tied head counts with the embedding.
+    pub fn weight_bytes(&self) -> usize {
+        let norms = match self {
+            Self::NormQkv { norm, .. } | Self::NormGateUp { norm, .. } => norm.bytes,
+            Self::RopeKv { q_norm, k_norm, .. } => [q_norm, k_norm].into_iter().flatten().map(|norm| norm.bytes).sum(),
+            Self::Embed { table } => table.bytes,
+            Self::Head { norm, weight: Matrix::Half(weight) } if Arc::strong_count(weight) > 1 => norm.bytes,
+            Self::Head { norm, weight } => norm.bytes + weight.bytes(),
+            Self::Attend { .. } | Self::OutResidual { .. } | Self::DownResidual { .. } => 0,
+        };
+        norms + self.matrix().map_or(0, Matrix::bytes)
+    }
 }
 
 pub struct DeviceModel {
@@ -52,6 +86,8 @@ pub struct DeviceModel {
     pub ffn: usize,
     pub vocab: usize,
     pub eps: f32,
+    /// The 16-bit type is f16, else bf16.
+    pub f16: bool,
     pub rotation: Buffer,
     pub ops: Vec<DeviceOp>,
     pub kv: Vec<Buffer>,
@@ -59,24 +95,11 @@ pub struct DeviceModel {
     pub tensor_maps: Option<TensorMaps>,
 }
 
-/// What `few_rows` does with its sums; the kernel's MODE.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Epilogue {
-    Store = 0,
-    AddResidual = 1,
-    SiluMul = 2,
-    StoreF32 = 3,
-}
-
-/// Token tiles of `few_rows`, eight rows each.
-const TILES: [usize; 2] = [1, 2];
-
 pub struct Kernels {
     pub begin_step: Kernel,
     pub embed: Kernel,
     pub rms_norm: Kernel,
-    /// By tile count and epilogue.
-    pub few_rows: Vec<[Kernel; 4]>,
+    pub products: ProductKernels,
     pub rope_kv: Kernel,
     pub attend_decode: Kernel,
     /// It also norms and rotates, and stores the new keys and values: for steps of single rows.
@@ -84,43 +107,31 @@ pub struct Kernels {
     pub attend_merge: Kernel,
     pub attend_prefill: Kernel,
     pub prefill: PrefillLaunch,
-    pub silu_mul: Kernel,
     pub sample: Kernel,
     pub end_step: Kernel,
     pub fill_random: Kernel,
 }
 
-/// Shared memory of `few_rows`: partial sums of 8 warps, 33 floats a token.
-fn few_rows_shared(tiles: usize) -> u32 {
-    (8 * tiles * 8 * 33 * size_of::<f32>()) as u32
-}
-
 impl Kernels {
-    pub fn compile(compiler: &mut Compiler<'_>, arch: u32, shape: &AttentionShape) -> Result<Self, BackendError> {
-        let prefill = PrefillLaunch::new(arch, shape);
+    pub fn compile(
+        compiler: &mut Compiler<'_>,
+        shape: &AttentionShape,
+        fp8: Option<Fp8Scales>,
+    ) -> Result<Self, BackendError> {
+        let prefill = PrefillLaunch::new(compiler.target.arch, shape);
         let attend_prefill = compiler.kernel(prefill.source, &[])?;
         attend_prefill.allow_shared(prefill.shared_bytes)?;
-        let mut few_rows = Vec::new();
-        for tiles in TILES {
-            let mut kernel = |mode| compiler.kernel(kernels::FEW_ROWS, &[("NT", tiles), ("MODE", mode)]);
-            let modes = [kernel(0)?, kernel(1)?, kernel(2)?, kernel(3)?];
-            for kernel in &modes {
-                kernel.allow_shared(few_rows_shared(tiles))?;
-            }
-            few_rows.push(modes);
-        }
         Ok(Self {
             begin_step: compiler.kernel(kernels::BEGIN_STEP, &[])?,
             embed: compiler.kernel(kernels::EMBED, &[])?,
-            rms_norm: compiler.kernel(kernels::RMS_NORM, &[])?,
-            few_rows,
+            rms_norm: compiler.kernel(kernels::RMS_NORM, &[("F16", 0)])?,
+            products: ProductKernels::compile(compiler, fp8)?,
             rope_kv: compiler.kernel(kernels::ROPE_KV, &[])?,
             attend_decode: compiler.kernel(kernels::ATTEND_DECODE, &[("ROPE", 0)])?,
             rope_attend_decode: compiler.kernel(kernels::ATTEND_DECODE, &[("ROPE", 1)])?,
             attend_merge: compiler.kernel(kernels::ATTEND_MERGE, &[])?,
             attend_prefill,
             prefill,
-            silu_mul: compiler.kernel(kernels::SILU_MUL, &[])?,
             sample: compiler.kernel(kernels::SAMPLE, &[])?,
             end_step: compiler.kernel(kernels::END_STEP, &[])?,
             fill_random: compiler.kernel(kernels::FILL_RANDOM, &[])?,
@@ -148,12 +159,12 @@ pub struct Workspace {
     pub emit_run: Buffer,
     decode_items: Buffer,
     tiles: Buffer,
-    h: Buffer,
-    normed: Buffer,
+    pub h: Buffer,
+    pub normed: Buffer,
     mix: Buffer,
-    attended: Buffer,
-    gate_up: Buffer,
-    act: Buffer,
+    pub attended: Buffer,
+    pub gate_up: Buffer,
+    pub act: Buffer,
     part_o: Buffer,
     part_ml: Buffer,
     pub logits: Buffer,
@@ -193,6 +204,8 @@ impl Workspace {
         context_len: u32,
     ) -> Result<Self, BackendError> {
         let (rows, seats) = (options.max_rows as usize, usize::from(options.seats));
+        // FP8 products write whole fours of rows.
+        let padded = rows.next_multiple_of(ROW_ALIGN);
         let shape = &spec.attention;
         let group = shape.heads / shape.kv_heads;
         let table_width = (context_len as usize).div_ceil(64) + 1;
@@ -220,11 +233,11 @@ impl Workspace {
             emit_run: alloc("emitting runs", emits * 4)?,
             decode_items: alloc("decode work", items * 16)?,
             tiles: alloc("prefill work", tiles * 16)?,
-            h: alloc("residual rows", rows * spec.hidden * 2)?,
+            h: alloc("residual rows", padded * spec.hidden * 2)?,
             normed: alloc("normed rows", rows * spec.hidden * 2)?,
-            mix: alloc("attention inputs", rows * (shape.q_width() + 2 * shape.kv_width()) * 2)?,
+            mix: alloc("attention inputs", padded * (shape.q_width() + 2 * shape.kv_width()) * 2)?,
             attended: alloc("attention outputs", rows * shape.q_width() * 2)?,
-            gate_up: alloc("gate and up rows", rows * spec.ffn * 4)?,
+            gate_up: alloc("gate and up rows", padded * spec.ffn * 4)?,
             act: alloc("activated rows", rows * spec.ffn * 2)?,
             part_o: alloc("attention splits", items * group * shape.head_dim * 4)?,
             part_ml: alloc("attention split sums", items * group * 8)?,
@@ -299,6 +312,11 @@ pub struct Forward<'a> {
     pub kernels: &'a Kernels,
     pub work: &'a Workspace,
     pub blas: &'a mut Blas,
+    pub fp8: Option<&'a Fp8Work>,
+    /// Scales of weights whose product left bare sums that `h` still lacks; 0 for none.
+    pub pending: u64,
+    /// Every row's residual stream is wanted behind the pass, not only the emitted ones'.
+    pub every_row: bool,
 }
 
 impl Forward<'_> {
@@ -353,8 +371,7 @@ impl Forward<'_> {
             }
             DeviceOp::NormQkv { norm, weight } => {
                 let n = model.shape.q_width() + 2 * model.shape.kv_width();
-                let weights = (weight.pointer, 0);
-                self.normed_product(Epilogue::Store, w.mix.pointer, (norm, 0), weights, (rows, n, hidden))
+                self.normed_product(Epilogue::Store, w.mix.pointer, (norm, 0), weight, (rows, n, hidden))
             }
             // Steps of single rows do it in their attention.
             DeviceOp::RopeKv { .. } if size.prefill_rows == 0 => Ok(()),
@@ -367,89 +384,22 @@ impl Forward<'_> {
             },
             DeviceOp::OutResidual { weight } => {
                 let k = model.shape.q_width();
-                self.product(
-                    Epilogue::AddResidual,
-                    w.h.pointer,
-                    w.attended.pointer,
-                    (weight.pointer, 0),
-                    (rows, hidden, k),
-                )
+                self.out(weight, (rows, hidden, k))
             }
             DeviceOp::NormGateUp { norm, weight } => {
-                let up = weight.pointer + (ffn * hidden * 2) as u64;
-                let shape = (rows, ffn, hidden);
-                self.normed_product(Epilogue::SiluMul, w.act.pointer, (norm, 0), (weight.pointer, up), shape)
+                self.normed_product(Epilogue::SiluMul, w.act.pointer, (norm, 0), weight, (rows, ffn, hidden))
             }
-            DeviceOp::DownResidual { weight } => self.product(
-                Epilogue::AddResidual,
-                w.h.pointer,
-                w.act.pointer,
-                (weight.pointer, 0),
-                (rows, hidden, ffn),
-            ),
+            DeviceOp::DownResidual { weight } => self.down(weight, (rows, hidden, ffn)),
             DeviceOp::Head { norm, weight } => {
                 if size.emits == 0 {
                     return Ok(());
                 }
-                let weights = (weight.pointer, 0);
                 let shape = (size.emits, model.vocab, hidden);
                 // Where every row emits, the rows are the emitted ones already.
                 let pick = if size.emits == size.rows { 0 } else { w.emit_row.pointer };
-                self.normed_product(Epilogue::StoreF32, w.logits.pointer, (norm, pick), weights, shape)
+                self.normed_product(Epilogue::StoreF32, w.logits.pointer, (norm, pick), weight, shape)
             }
         }
-    }
-
-    fn norm(&self, weight: &Buffer, pick: u64, rows: usize) -> Result<(), BackendError> {
-        let args = Args::default()
-            .pointer(self.work.normed.pointer)
-            .pointer(self.work.h.pointer)
-            .pointer(weight.pointer)
-            .pointer(pick)
-            .int(self.model.hidden)
-            .float(self.model.eps);
-        self.kernels.rms_norm.launch(self.device, Shape::new(rows as u32, 256), args)
-    }
-
-    /// A product of normed rows of the residual stream. `pick` 0: the rows as they are, else an index of rows.
-    fn normed_product(
-        &mut self,
-        epilogue: Epilogue,
-        out: u64,
-        (norm, pick): (&Buffer, u64),
-        weights: (u64, u64),
-        (m, n, k): (usize, usize, usize),
-    ) -> Result<(), BackendError> {
-        self.norm(norm, pick, m)?;
-        self.product(epilogue, out, self.work.normed.pointer, weights, (m, n, k))
-    }
-
-    /// `(rows, n, k)`; for [`Epilogue::SiluMul`] the second weight is `up` and directly follows the first.
-    fn product(
-        &mut self,
-        epilogue: Epilogue,
-        out: u64,
-        x: u64,
-        weights: (u64, u64),
-        (m, n, k): (usize, usize, usize),
-    ) -> Result<(), BackendError> {
-        if m <= FEW_ROWS_MAX {
-            let tile = TILES.iter().position(|&tiles| m <= tiles * 8).expect("m is at most 16");
-            let shape = Shape::new(n.div_ceil(16) as u32, 256).shared(few_rows_shared(TILES[tile]));
-            let args =
-                Args::default().pointer(out).pointer(x).pointer(weights.0).pointer(weights.1).int(m).int(n).int(k);
-            return self.kernels.few_rows[tile][epilogue as usize].launch(self.device, shape, args);
-        }
-        if epilogue == Epilogue::SiluMul {
-            let product = Product { m, n: 2 * n, k, add: false, f32_out: false };
-            self.blas.run(self.device, product, self.work.gate_up.pointer, x, weights.0)?;
-            let args = Args::default().pointer(out).pointer(self.work.gate_up.pointer).int(n);
-            let shape = Shape { grid: ((n / 8).div_ceil(256) as u32, m as u32), block: 256, shared_bytes: 0 };
-            return self.kernels.silu_mul.launch(self.device, shape, args);
-        }
-        let product =
-            Product { m, n, k, add: epilogue == Epilogue::AddResidual, f32_out: epilogue == Epilogue::StoreF32 };
-        self.blas.run(self.device, product, out, x, weights.0)
     }
 
     fn rope_kv(

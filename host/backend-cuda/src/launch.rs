@@ -77,18 +77,21 @@ impl Kernel {
             attrs: &mut overlap,
             numAttrs: u32::from(device.arch >= 90),
         };
+        let Some(function) = self.function() else {
+            return Err(fault(&format!("launching `{}`", self.name), "it was compiled without a card"));
+        };
         // SAFETY: `pointers` are as many as the kernel's parameters and outlive the call, which copies them; each value is
         // eight bytes, at least as large as the parameter. What the kernel touches is the caller's buffers.
-        unsafe {
-            sys::cuLaunchKernelEx(&config, self.function.cu_function(), pointers.as_mut_ptr(), std::ptr::null_mut())
-        }
-        .result()
-        .map_err(|e| fault(&format!("launching `{}`", self.name), e))
+        unsafe { sys::cuLaunchKernelEx(&config, function.cu_function(), pointers.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
+            .map_err(|e| fault(&format!("launching `{}`", self.name), e))
     }
 
     /// Allows more dynamic shared memory than 48 KiB.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), BackendError> {
-        self.function
+        // A kernel that was only compiled is never launched.
+        let Some(function) = self.function() else { return Ok(()) };
+        function
             .set_attribute(
                 sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 bytes as i32,

@@ -12,9 +12,13 @@ mod forward;
 mod launch;
 mod load;
 mod prefill;
+mod products;
+mod prompt;
 mod seats;
 mod step;
+mod targets;
 
 pub use device::DeviceOptions;
 pub use load::{CudaOptions, load};
 pub use step::CudaBackend;
+pub use targets::{TARGETS, compile_for};

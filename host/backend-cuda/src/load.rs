@@ -1,17 +1,20 @@
 //! A model onto the card: weights, rotation table, KV pool, workspace, kernels.
 
 use backend::BackendError;
-use backend::load::{LoadOptions, LoadProgress, MemoryPlan};
-use backend::ops::{BlockOp, ModelSpec};
+use backend::fp8::{SCALE_BLOCK, floats};
+use backend::load::{LoadOptions, LoadProgress, MemoryPlan, Quantization};
+use backend::ops::{AttentionShape, BlockOp, ModelSpec};
 use backend::weights::{Weight, WeightId, WeightType};
 use contract::PAGE_TOKENS;
 use cudarc::driver::result;
 
-use crate::compile::Compiler;
+use crate::blas::Blas;
+use crate::compile::{Compiler, Target};
 use crate::device::{Buffer, Device, DeviceOptions, fault};
 use crate::forward::{DeviceModel, DeviceOp, Kernels, Workspace};
 use crate::launch::{Args, Shape};
 use crate::prefill::TensorMaps;
+use crate::products::{Fp8Scales, Fp8Work, Matrix};
 use crate::step::CudaBackend;
 
 /// What only this backend can be asked.
@@ -43,25 +46,27 @@ pub fn load(
     let device = Device::open(&cuda.device)?;
     let (free_at_start, total) = device.memory()?;
     let shape = &spec.attention;
-    let flags = [
-        ("HEADS", shape.heads),
-        ("KV_HEADS", shape.kv_heads),
-        ("HEAD_DIM", shape.head_dim),
-        ("SPLIT", crate::forward::SPLIT),
-        ("QTOKENS", crate::forward::tile_tokens(shape)),
-    ];
-    let mut compiler = Compiler::new(&device, cuda.device.kernel_cache.as_deref(), &flags)?;
-    let kernels = Kernels::compile(&mut compiler, device.arch, shape)?;
+    let fp8 = fp8_scales(spec, options);
+    // Cards before 8.0 have no bf16 products; a checkpoint of f16 would lose mantissa bits in bf16.
+    let f16 = device.arch < 80 || embedding_type(spec) == Some(WeightType::F16);
+    let target = Target { machine: device.machine, arch: device.arch, f16 };
+    let cache = cuda.device.kernel_cache.as_deref();
+    let mut compiler = Compiler::new(Some(&device.context), target, cache, &model_flags(shape))?;
+    let kernels = Kernels::compile(&mut compiler, shape, fp8)?;
     tracing::info!(compiled = compiler.compiled, cached = compiler.cached, card = %device.name, "kernels are ready");
 
-    let total_bytes = spec.weights.iter().map(|w| (w.rows * w.cols * 2) as u64).sum();
-    let mut loader = Loader { device: &device, kernels: &kernels, spec, done: 0, total: total_bytes, progress };
+    let bytes = |w: &Weight| w.rows * w.cols * if w.scales().is_some() { 1 } else { 2 };
+    let total_bytes = spec.weights.iter().map(|w| bytes(w) as u64).sum();
+    let mut loader =
+        Loader { device: &device, kernels: &kernels, spec, fp8, f16, done: 0, total: total_bytes, progress };
     let ops = loader.ops()?;
-    let weight_bytes = loader.done;
+    let weight_bytes = ops.iter().map(DeviceOp::weight_bytes).sum::<usize>() as u64;
 
     let mut lowered = Vec::new();
     let context_len = options.context_len.unwrap_or(spec.context_len).min(spec.context_len);
     let workspace = Workspace::new(&device, spec, options, context_len)?;
+    let mut blas = Blas::new(&device, f16)?;
+    let fp8 = fp8_work(&device, spec, fp8, &ops, &mut blas, workspace.max_rows)?;
     device.synchronize()?;
     let (free, _) = device.memory()?;
     let allowed = (total as f64 * f64::from(cuda.memory_fraction)) as u64;
@@ -88,10 +93,11 @@ pub fn load(
     let kv = (0..spec.kv_layers)
         .map(|layer| device.alloc_zeroed(&format!("KV of layer {layer}"), (pages as usize + 1) * page_bytes(spec)))
         .collect::<Result<Vec<_>, _>>()?;
+    lowered.extend(fp8.as_ref().and_then(Fp8Work::remark));
     let plan = MemoryPlan {
         weights: weight_bytes,
         repacked: 0,
-        workspace: workspace.bytes() as u64,
+        workspace: (workspace.bytes() + fp8.as_ref().map_or(0, Fp8Work::bytes)) as u64,
         state: 0,
         kv_pool: pages * kv_bytes_per_token * u64::from(PAGE_TOKENS),
         kv_bytes_per_token,
@@ -110,12 +116,23 @@ pub fn load(
         ffn: spec.ffn,
         vocab: spec.vocab,
         eps: spec.norm_eps,
+        f16,
         rotation: rotation_table(&device, spec, context_len)?,
         ops,
         kv,
         tensor_maps,
     };
-    let backend = CudaBackend::new(device, model, kernels, workspace, options, context_len, pages as u32, cuda.graphs)?;
+    let backend = CudaBackend::new(
+        device,
+        model,
+        kernels,
+        workspace,
+        (blas, fp8),
+        options,
+        context_len,
+        pages as u32,
+        cuda.graphs,
+    )?;
     Ok((backend, plan))
 }
 
@@ -161,10 +178,52 @@ fn rotation_table(device: &Device, spec: &ModelSpec, context_len: u32) -> Result
     device.upload("the rotation table", &table)
 }
 
+fn fp8_work(
+    device: &Device,
+    spec: &ModelSpec,
+    scales: Option<Fp8Scales>,
+    ops: &[DeviceOp],
+    blas: &mut Blas,
+    max_rows: usize,
+) -> Result<Option<Fp8Work>, BackendError> {
+    let Some(scales) = scales else { return Ok(None) };
+    let uniform = !ops.iter().any(DeviceOp::is_half_product);
+    let aligned = ops.iter().all(|op| op.has_library_scales(scales));
+    Fp8Work::new(device, spec, (scales, uniform, aligned), blas, max_rows).map(Some)
+}
+
+/// What every kernel of a model is compiled with.
+pub(crate) fn model_flags(shape: &AttentionShape) -> [(&'static str, usize); 5] {
+    [
+        ("HEADS", shape.heads),
+        ("KV_HEADS", shape.kv_heads),
+        ("HEAD_DIM", shape.head_dim),
+        ("SPLIT", crate::forward::SPLIT),
+        ("QTOKENS", crate::forward::tile_tokens(shape)),
+    ]
+}
+
+fn embedding_type(spec: &ModelSpec) -> Option<WeightType> {
+    spec.ops.iter().find_map(|op| match op {
+        BlockOp::Embed { table } => Some(spec.weight(*table).ty),
+        _ => None,
+    })
+}
+
+/// How the model's FP8 weights will be scaled; `None` when it has none.
+fn fp8_scales(spec: &ModelSpec, options: &LoadOptions) -> Option<Fp8Scales> {
+    if spec.weights.iter().any(|weight| weight.scales().is_some()) {
+        return Some(Fp8Scales::Blocks);
+    }
+    options.quantization.map(|Quantization::Fp8| Fp8Scales::Rows)
+}
+
 struct Loader<'a> {
     device: &'a Device,
     kernels: &'a Kernels,
     spec: &'a ModelSpec,
+    fp8: Option<Fp8Scales>,
+    f16: bool,
     done: u64,
     total: u64,
     progress: &'a mut dyn FnMut(LoadProgress),
@@ -182,7 +241,7 @@ impl Loader<'_> {
                     DeviceOp::Embed { table: buffer }
                 }
                 BlockOp::NormQkv { norm, q, k, v } => {
-                    DeviceOp::NormQkv { norm: self.stacked(&[norm])?, weight: self.stacked(&[q, k, v])? }
+                    DeviceOp::NormQkv { norm: self.stacked(&[norm])?, weight: self.matrix(&[q, k, v])? }
                 }
                 BlockOp::QkNormRopeKv { kv_layer, q_norm, k_norm } => DeviceOp::RopeKv {
                     layer: kv_layer as usize,
@@ -190,18 +249,18 @@ impl Loader<'_> {
                     k_norm: k_norm.map(|id| self.stacked(&[id])).transpose()?,
                 },
                 BlockOp::Attend { kv_layer } => DeviceOp::Attend { layer: kv_layer as usize },
-                BlockOp::OutResidual { out } => DeviceOp::OutResidual { weight: self.stacked(&[out])? },
+                BlockOp::OutResidual { out } => DeviceOp::OutResidual { weight: self.matrix(&[out])? },
                 BlockOp::NormGateUp { norm, gate, up } => {
-                    DeviceOp::NormGateUp { norm: self.stacked(&[norm])?, weight: self.stacked(&[gate, up])? }
+                    DeviceOp::NormGateUp { norm: self.stacked(&[norm])?, weight: self.matrix(&[gate, up])? }
                 }
-                BlockOp::DownResidual { down } => DeviceOp::DownResidual { weight: self.stacked(&[down])? },
+                BlockOp::DownResidual { down } => DeviceOp::DownResidual { weight: self.matrix(&[down])? },
                 BlockOp::Head { norm, weight } => DeviceOp::Head {
                     norm: self.stacked(&[norm])?,
-                    weight: match &table {
-                        // A tied head reads the embedding's own bytes.
+                    // A tied head reads the embedding's own bytes. Heads stay in 16 bits.
+                    weight: Matrix::Half(match &table {
                         Some((id, buffer)) if *id == weight => std::sync::Arc::clone(buffer),
                         _ => std::sync::Arc::new(self.stacked(&[weight])?),
-                    },
+                    }),
                 },
                 BlockOp::Tap { layer } => {
                     return Err(BackendError::Unsupported {
@@ -214,7 +273,66 @@ impl Loader<'_> {
         Ok(ops)
     }
 
-    /// Rows of several weights one below the other, as bf16.
+    /// The weights of a product, one below the other, in the format that the model runs in.
+    fn matrix(&mut self, ids: &[WeightId]) -> Result<Matrix, BackendError> {
+        let weights: Vec<&Weight> = ids.iter().map(|&id| self.spec.weight(id)).collect();
+        let (n, k) = (weights.iter().map(|w| w.rows).sum::<usize>(), weights[0].cols);
+        match self.fp8 {
+            Some(Fp8Scales::Rows) => {
+                let half = self.stacked(ids)?;
+                let codes = self.device.alloc(&weights[0].name, n * k)?;
+                let scales = self.device.alloc("weight scales", n * 4)?;
+                let to = (codes.pointer, scales.pointer);
+                self.kernels.products.quantize_rows(self.device, to, half.pointer, (n, k))?;
+                // The 16-bit weights are freed behind the kernel that reads them.
+                self.device.synchronize()?;
+                Ok(Matrix::Fp8 { codes, scales, blocks: None })
+            }
+            Some(Fp8Scales::Blocks) if weights.iter().all(|w| w.scales().is_some()) => {
+                self.fp8_blocks(&weights, (n, k))
+            }
+            _ => Ok(Matrix::Half(std::sync::Arc::new(self.stacked(ids)?))),
+        }
+    }
+
+    /// FP8 weights as they are, with their scales where the kernels and the library look for them.
+    fn fp8_blocks(&mut self, weights: &[&Weight], (n, k): (usize, usize)) -> Result<Matrix, BackendError> {
+        let groups = k.div_ceil(SCALE_BLOCK);
+        let codes = self.device.alloc(&weights[0].name, n * k)?;
+        let (mut tiles, mut blocks) = (Vec::new(), Vec::new());
+        let mut at = codes.pointer;
+        for weight in weights {
+            if weight.rows % 16 != 0 || k % 16 != 0 {
+                return Err(BackendError::Weight {
+                    name: weight.name.to_string(),
+                    reason: format!(
+                        "FP8 of {} rows and {k} columns on CUDA: both must be multiples of 16",
+                        weight.rows
+                    ),
+                });
+            }
+            let scales = weight.scales().expect("the caller looked");
+            for tile in 0..weight.rows / 16 {
+                tiles.extend_from_slice(&scales[tile * 16 / SCALE_BLOCK * groups..][..groups]);
+            }
+            for row in scales.chunks_exact(groups) {
+                blocks.extend_from_slice(row);
+                // The library wants rows of whole fours.
+                blocks.extend(std::iter::repeat_n(1.0f32, groups.next_multiple_of(4) - groups));
+            }
+            let bytes: Vec<u8> = (0..weight.rows).flat_map(|row| weight.row(row)).copied().collect();
+            // SAFETY: the buffer was sized for the rows of all parts, and `at` counts those before.
+            unsafe { result::memcpy_htod_sync(at, &bytes) }.map_err(|e| fault("cuMemcpyHtoD", e))?;
+            at += bytes.len() as u64;
+            self.done += bytes.len() as u64;
+            (self.progress)(LoadProgress { bytes_done: self.done, bytes_total: self.total });
+        }
+        let whole = weights.iter().all(|weight| weight.rows.is_multiple_of(SCALE_BLOCK));
+        let blocks = if whole { Some(self.device.upload("weight scales", &blocks)?) } else { None };
+        Ok(Matrix::Fp8 { codes, scales: self.device.upload("weight scales", &tiles)?, blocks })
+    }
+
+    /// Rows of several weights one below the other, in the model's 16-bit type.
     fn stacked(&mut self, ids: &[WeightId]) -> Result<Buffer, BackendError> {
         let weights: Vec<&Weight> = ids.iter().map(|&id| self.spec.weight(id)).collect();
         let elements: usize = weights.iter().map(|w| w.rows * w.cols).sum();
@@ -246,7 +364,7 @@ impl Loader<'_> {
             chunk.clear();
             let last = (first + rows_at_once).min(weight.rows);
             for row in first..last {
-                push_bf16(&mut chunk, weight, row)?;
+                push_half(&mut chunk, weight, row, self.f16)?;
             }
             let at = to + (first * weight.cols * 2) as u64;
             // SAFETY: `at` lies inside the buffer that `stacked` sized for this weight, and has room for these rows.
@@ -256,24 +374,23 @@ impl Loader<'_> {
     }
 }
 
-fn push_bf16(out: &mut Vec<u16>, weight: &Weight, row: usize) -> Result<(), BackendError> {
+fn push_half(out: &mut Vec<u16>, weight: &Weight, row: usize, f16: bool) -> Result<(), BackendError> {
     let bytes = weight.row(row);
-    match weight.ty {
-        WeightType::BF16 => out.extend(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]))),
-        WeightType::F16 => out.extend(
-            bytes
-                .chunks_exact(2)
-                .map(|b| half::bf16::from_f32(half::f16::from_le_bytes([b[0], b[1]]).to_f32()).to_bits()),
-        ),
-        WeightType::F32 => out.extend(
-            bytes.chunks_exact(4).map(|b| half::bf16::from_f32(f32::from_le_bytes([b[0], b[1], b[2], b[3]])).to_bits()),
-        ),
-        other => {
-            return Err(BackendError::Weight {
-                name: weight.name.to_string(),
-                reason: format!("{other:?} has no CUDA kernel yet: bf16, f16 and f32 have; use `--device cpu`"),
-            });
-        }
+    let stored = if f16 { WeightType::F16 } else { WeightType::BF16 };
+    if weight.ty == stored {
+        out.extend(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])));
+        return Ok(());
+    }
+    let values = floats(weight.ty, bytes).ok_or_else(|| BackendError::Weight {
+        name: weight.name.to_string(),
+        reason: format!("{:?} has no CUDA kernel: bf16, f16, f32 and F8_E4M3 have; use `--device cpu`", weight.ty),
+    })?;
+    if f16 {
+        // What f16 cannot hold becomes its largest number, as in the kernels.
+        let largest = half::f16::MAX.to_f32();
+        out.extend(values.iter().map(|x| half::f16::from_f32(x.clamp(-largest, largest)).to_bits()));
+    } else {
+        out.extend(values.iter().map(|&x| half::bf16::from_f32(x).to_bits()));
     }
     Ok(())
 }

@@ -134,6 +134,30 @@ impl SeatUpload {
     }
 }
 
+/// The penalty counts of a sequence: bit 31 for tokens of the prompt, below it how often each was generated.
+pub fn history(vocab: usize, init: &SeatInit<'_>) -> Vec<u32> {
+    let mut counts = vec![0u32; vocab];
+    for &token in init.prompt {
+        if let Some(count) = counts.get_mut(token as usize) {
+            *count |= 1 << 31;
+        }
+    }
+    for &token in init.generated {
+        if let Some(count) = counts.get_mut(token as usize) {
+            *count += 1;
+        }
+    }
+    counts
+}
+
+/// Exact sizes to 16 rows, then padded ones up to the seats.
+pub fn captured_sizes(seats: usize) -> Vec<usize> {
+    let steps = [24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
+    let mut sizes: Vec<usize> = (1..=16).chain(steps).filter(|&size| size < seats).collect();
+    sizes.push(seats);
+    sizes
+}
+
 /// The bytes of a plain structure of integers and floats.
 pub fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
     // SAFETY: the upload structures are `repr(C)` of 4- and 8-byte fields; any padding is written by nobody and read by

@@ -14,7 +14,9 @@ use crate::blas::Blas;
 use crate::device::{Device, Pinned, fault};
 use crate::forward::{DeviceModel, Forward, Kernels, SAMPLE_PARTS_MAX, StepSize, Workspace};
 use crate::launch::{Args, Shape};
-use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload, bytes_of};
+use crate::products::{FEW_ROWS_MAX, Fp8Work};
+use crate::prompt::{self, PromptBuffers, PromptOut};
+use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload, bytes_of, captured_sizes, history};
 
 /// Steps that may be launched before the oldest is collected.
 const IN_FLIGHT: usize = 2;
@@ -27,6 +29,7 @@ struct Open {
     graph: Option<(u16, u8)>,
     /// Seat, whether it emits, and its wanted logprobs, per run.
     runs: Vec<(Seat, bool, Option<u8>)>,
+    prompts: Vec<PromptOut>,
     sampled: bool,
 }
 
@@ -46,15 +49,17 @@ pub struct CudaBackend {
     graphs: HashMap<usize, CudaGraph>,
     rings: Vec<Ring>,
     blas: Blas,
+    fp8: Option<Fp8Work>,
     kernels: Kernels,
     work: Workspace,
-    model: DeviceModel,
+    pub(crate) model: DeviceModel,
     caps: Caps,
-    logprobs: Vec<Option<u8>>,
+    pub(crate) logprobs: Vec<Option<u8>>,
+    pub(crate) prompt: Option<PromptBuffers>,
     open: VecDeque<Open>,
     next_ticket: u64,
     fault: Option<BackendError>,
-    device: Device,
+    pub(crate) device: Device,
 }
 
 // SAFETY: graphs hold raw handles; one thread drives the backend, and every call binds the context first.
@@ -67,6 +72,7 @@ impl CudaBackend {
         model: DeviceModel,
         kernels: Kernels,
         work: Workspace,
+        (blas, fp8): (Blas, Option<Fp8Work>),
         options: &LoadOptions,
         context_len: u32,
         pages: u32,
@@ -88,7 +94,6 @@ impl CudaBackend {
             mask_words: work.mask_words as u32,
             graphs: sizes.iter().map(|&rows| (rows as u16, 1)).collect(),
         };
-        let blas = Blas::new(&device)?;
         let event = || {
             let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
             device.context.new_event(flags).map_err(|e| fault("cuEventCreate", e))
@@ -113,11 +118,13 @@ impl CudaBackend {
             graphs: HashMap::new(),
             rings,
             blas,
+            fp8,
             kernels,
             work,
             model,
             caps,
             logprobs,
+            prompt: None,
             open: VecDeque::new(),
             next_ticket: 0,
             fault: None,
@@ -154,8 +161,12 @@ impl CudaBackend {
         let size = StepSize::decode(rows);
         // The first pass asks cuBLASLt for its algorithms, which may not happen while recording.
         self.upload_null(rows)?;
+        if rows > FEW_ROWS_MAX {
+            self.blas.record();
+        }
         self.forward_pass(size)?;
         self.device.synchronize()?;
+        self.blas.tune(&self.device)?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.device.stream.begin_capture(mode).map_err(|e| fault("cuStreamBeginCapture", e))?;
         let recorded = self.forward_pass(size);
@@ -180,14 +191,20 @@ impl CudaBackend {
     }
 
     fn forward_pass(&mut self, size: StepSize) -> Result<(), BackendError> {
-        let mut forward = Forward {
+        self.forward().run(size)
+    }
+
+    pub(crate) fn forward(&mut self) -> Forward<'_> {
+        Forward {
             device: &self.device,
             model: &self.model,
             kernels: &self.kernels,
             work: &self.work,
             blas: &mut self.blas,
-        };
-        forward.run(size)
+            fp8: self.fp8.as_ref(),
+            pending: 0,
+            every_row: false,
+        }
     }
 
     fn upload(
@@ -226,30 +243,6 @@ impl CudaBackend {
         }
         answer
     }
-}
-
-/// The penalty counts of a sequence: bit 31 for tokens of the prompt, below it how often each was generated.
-fn history(vocab: usize, init: &SeatInit<'_>) -> Vec<u32> {
-    let mut counts = vec![0u32; vocab];
-    for &token in init.prompt {
-        if let Some(count) = counts.get_mut(token as usize) {
-            *count |= 1 << 31;
-        }
-    }
-    for &token in init.generated {
-        if let Some(count) = counts.get_mut(token as usize) {
-            *count += 1;
-        }
-    }
-    counts
-}
-
-/// Exact sizes to 16 rows, then padded ones up to the seats.
-fn captured_sizes(seats: usize) -> Vec<usize> {
-    let steps = [24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
-    let mut sizes: Vec<usize> = (1..=16).chain(steps).filter(|&size| size < seats).collect();
-    sizes.push(seats);
-    sizes
 }
 
 impl Backend for CudaBackend {
@@ -308,7 +301,7 @@ impl CudaBackend {
         let (mut runs, mut size, meta) = self.lay_out(step)?;
         let appends = self.appends(step)?;
         // A lone prompt token that emits nothing would leave a hole among the emitted rows of a graph.
-        let decode_only = size.prefill_rows == 0 && size.emits == size.rows;
+        let decode_only = size.prefill_rows == 0 && size.emits == size.rows && !step.runs.iter().any(prompt::wanted);
         let graph =
             decode_only.then(|| self.caps.graphs.iter().map(|g| usize::from(g.0)).find(|&g| g >= size.rows)).flatten();
         if let Some(padded) = graph {
@@ -327,8 +320,13 @@ impl CudaBackend {
         self.rings[ring].begun.record(&self.device.stream).map_err(|e| fault("cuEventRecord", e))?;
         match graph {
             Some(rows) => self.graphs[&rows].launch().map_err(|e| fault("cuGraphLaunch", e))?,
-            None => self.forward_pass(size)?,
+            None => {
+                let mut forward = self.forward();
+                forward.every_row = step.runs.iter().any(prompt::wanted);
+                forward.run(size)?;
+            }
         }
+        let prompts = self.read_prompts(step)?;
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         self.open.push_back(Open {
@@ -337,6 +335,7 @@ impl CudaBackend {
             size,
             graph: graph.map(|rows| (rows as u16, 1)),
             runs: meta,
+            prompts,
             sampled: false,
         });
         Ok(ticket)
@@ -361,8 +360,9 @@ impl CudaBackend {
                 other => return invalid(format!("seat {} is fed {other:?} for {} rows", run.seat.0, run.rows)),
             };
             let emits = match run.emit {
-                Emit::Nothing => false,
+                Emit::Nothing | Emit::Pool { .. } => false,
                 Emit::Next => true,
+                Emit::Every { from } if from < run.rows => true,
                 other => {
                     return Err(BackendError::Unsupported {
                         what: format!("{other:?} on CUDA"),
@@ -474,7 +474,7 @@ impl CudaBackend {
                 .pointer(out + emits * 8);
             // Two blocks a multiprocessor; how many share a row changes no draw.
             let blocks = 2 * self.device.multiprocessors as usize;
-            let parts = (blocks / size.emits).clamp(1, SAMPLE_PARTS_MAX);
+            let parts = (blocks / size.emits.max(1)).clamp(1, SAMPLE_PARTS_MAX);
             let shape = Shape { grid: (parts as u32, size.emits as u32), block: 1024, shared_bytes: 0 };
             self.kernels.sample.launch(&self.device, shape, args)?;
         }
@@ -528,7 +528,7 @@ impl CudaBackend {
         } else if !ended.try_is_complete().map_err(|e| fault("the step", e))? {
             return Ok(None);
         }
-        let open = self.open.pop_front().expect("looked at above");
+        let mut open = self.open.pop_front().expect("looked at above");
         let millis = self.rings[ring].begun.elapsed_ms(ended).map_err(|e| fault("cuEventElapsedTime", e))?;
         let padded_rows = open.size.rows.saturating_sub(open.runs.len()) as u32;
         let mut out = StepOut {
@@ -544,15 +544,19 @@ impl CudaBackend {
             i32::from_le_bytes(host[at..at + 4].try_into().expect("four bytes"))
         };
         let mut emit = 0;
-        for (_, emits, wanted) in &open.runs {
-            let (tokens, logprobs) = (out.tokens.len() as u32, out.logprobs.len() as u32);
+        for (index, (_, emits, wanted)) in open.runs.iter().enumerate() {
+            let (tokens, logprobs, pooled) =
+                (out.tokens.len() as u32, out.logprobs.len() as u32, out.pooled.len() as u32);
+            let prompt = open.prompts.get_mut(index).map(std::mem::take).unwrap_or_default();
+            out.logprobs.extend(prompt.logprobs);
+            out.pooled.extend(prompt.pooled);
             let mut run = RunOut {
                 tokens: tokens..tokens,
                 accepted: 0,
                 end: 0,
                 done: false,
-                logprobs: logprobs..logprobs,
-                pooled: 0..0,
+                logprobs: logprobs..out.logprobs.len() as u32,
+                pooled: pooled..out.pooled.len() as u32,
                 fault: None,
             };
             if *emits {

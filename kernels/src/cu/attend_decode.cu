@@ -198,8 +198,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP)
                 float e2 = exp2f(score[j][2] - max1), e3 = exp2f(score[j][3] - max1);
                 sum0 += e0 + e1;
                 sum1 += e2 + e3;
-                p[j][0] = bf16_pack(e0, e1);
-                p[j][1] = bf16_pack(e2, e3);
+                p[j][0] = half_pack(e0, e1);
+                p[j][1] = half_pack(e2, e3);
             }
             sum0 += __shfl_xor_sync(FULL, sum0, 1);
             sum0 += __shfl_xor_sync(FULL, sum0, 2);

@@ -38,5 +38,5 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(u16 *attende
         if (s < run.splits) add(ml[s], o[s]);
 #pragma unroll 4
     for (int s = KEPT; s < run.splits; s++) add(part_ml[part(s)], part_o[part(s) * HEAD_DIM + d]);
-    attended[((long long)run.row0 * HEADS + head) * HEAD_DIM + d] = f32_to_bf16(y / total);
+    attended[((long long)run.row0 * HEADS + head) * HEAD_DIM + d] = f32_to_half(y / total);
 }

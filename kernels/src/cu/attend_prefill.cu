@@ -122,8 +122,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 float e2 = exp2f(score[j][2] - max1), e3 = exp2f(score[j][3] - max1);
                 sum0 += e0 + e1;
                 sum1 += e2 + e3;
-                p[j][0] = bf16_pack(e0, e1);
-                p[j][1] = bf16_pack(e2, e3);
+                p[j][0] = half_pack(e0, e1);
+                p[j][1] = half_pack(e2, e3);
             }
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
@@ -153,9 +153,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < TILES; i++) {
             int d = 8 * i + 2 * t;
             if (live0)
-                *(u32 *)(out + (long long)tok0 * HEADS * HEAD_DIM + (r0 % GROUP) * HEAD_DIM + d) = bf16_pack(o[i][0] * i0, o[i][1] * i0);
+                *(u32 *)(out + (long long)tok0 * HEADS * HEAD_DIM + (r0 % GROUP) * HEAD_DIM + d) = half_pack(o[i][0] * i0, o[i][1] * i0);
             if (live1)
-                *(u32 *)(out + (long long)tok1 * HEADS * HEAD_DIM + (r1 % GROUP) * HEAD_DIM + d) = bf16_pack(o[i][2] * i1, o[i][3] * i1);
+                *(u32 *)(out + (long long)tok1 * HEADS * HEAD_DIM + (r1 % GROUP) * HEAD_DIM + d) = half_pack(o[i][2] * i1, o[i][3] * i1);
         }
         __syncthreads();  // the buffers are free for the next tile
     }

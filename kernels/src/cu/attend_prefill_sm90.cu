@@ -8,6 +8,12 @@
 // swizzle: a row's 16-byte chunk c is at c ^ (row % 8).
 #include "prelude.cuh"
 
+#ifdef TL_F16
+#define WGMMA_TYPES "f32.f16.f16"
+#else
+#define WGMMA_TYPES "f32.bf16.bf16"
+#endif
+
 #define GROUP (HEADS / KV_HEADS)
 #define ROWS 128
 #define KEYS (2 * PAGE)  // keys of a block
@@ -32,7 +38,7 @@
 __device__ __forceinline__ void product_shared(float (&d)[64], u64 a, u64 b, int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+        "wgmma.mma_async.sync.aligned.m64n128k16." WGMMA_TYPES " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
         "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
         "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, "
         "%57, %58, %59, %60, %61, %62, %63}, "
@@ -49,7 +55,7 @@ __device__ __forceinline__ void product_shared(float (&d)[64], u64 a, u64 b, int
 }
 __device__ __forceinline__ void product_registers(float (&d)[32], const u32 (&a)[4], u64 b) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
+        "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
         "%14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
         "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
@@ -60,7 +66,7 @@ __device__ __forceinline__ void product_registers(float (&d)[32], const u32 (&a)
 }
 __device__ __forceinline__ void product_registers(float (&d)[64], const u32 (&a)[4], u64 b) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+        "wgmma.mma_async.sync.aligned.m64n128k16." WGMMA_TYPES " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
         "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
         "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, "
         "%57, %58, %59, %60, %61, %62, %63}, "
@@ -301,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int u = 0; u < KEYS / 16; u++)
 #pragma unroll
-                for (int c = 0; c < 4; c++) p[u][c] = bf16_pack(score[8 * u + 2 * c], score[8 * u + 2 * c + 1]);
+                for (int c = 0; c < 4; c++) p[u][c] = half_pack(score[8 * u + 2 * c], score[8 * u + 2 * c + 1]);
         };
         auto p_settled = [&]() {
 #pragma unroll
@@ -371,8 +377,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         u16 *out1 = out + (long long)tok1 * HEADS * HEAD_DIM + (r1 % GROUP) * HEAD_DIM;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 8; i++) {
-            if (live0) *(u32 *)(out0 + 8 * i) = bf16_pack(o[4 * i] * i0, o[4 * i + 1] * i0);
-            if (live1) *(u32 *)(out1 + 8 * i) = bf16_pack(o[4 * i + 2] * i1, o[4 * i + 3] * i1);
+            if (live0) *(u32 *)(out0 + 8 * i) = half_pack(o[4 * i] * i0, o[4 * i + 1] * i0);
+            if (live1) *(u32 *)(out1 + 8 * i) = half_pack(o[4 * i + 2] * i1, o[4 * i + 3] * i1);
         }
     }
 }

@@ -100,9 +100,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(void *out, con
             if (MODE == 2) up += partial[(p * NT * 8 + token) * COLUMN + row + 16];
         }
         long long at = (long long)token * n + n0 + row;
-        if (MODE == 0) ((u16 *)out)[at] = f32_to_bf16(y);
-        if (MODE == 1) ((u16 *)out)[at] = f32_to_bf16(bf16_to_f32(((u16 *)out)[at]) + y);
-        if (MODE == 2) ((u16 *)out)[at] = f32_to_bf16(y / (1.f + __expf(-y)) * up);
+        if (MODE == 0) ((u16 *)out)[at] = f32_to_half(y);
+        if (MODE == 1) ((u16 *)out)[at] = f32_to_half(half_to_f32(((u16 *)out)[at]) + y);
+        if (MODE == 2) ((u16 *)out)[at] = f32_to_half(y / (1.f + __expf(-y)) * up);
         if (MODE == 3) ((float *)out)[at] = y;
     }
 }

@@ -8,6 +8,6 @@ extern "C" __global__ void __launch_bounds__(256) fill_random(u16 *out, u64 coun
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
         z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
         z ^= z >> 31;
-        out[i] = f32_to_bf16(((float)(z >> 40) * (1.f / 8388608.f) - 1.f) * scale);
+        out[i] = f32_to_half(((float)(z >> 40) * (1.f / 8388608.f) - 1.f) * scale);
     }
 }

@@ -1,4 +1,4 @@
-// What every kernel shares: fixed-width names, bf16 without headers, matrix instructions, the step's device structures.
+// What every kernel shares: fixed-width names, 16-bit floats without headers, matrix instructions, the step's device structures.
 // Kernels include nothing else, so that a machine needs no toolkit headers: NVRTC gets this text by name.
 #pragma once
 
@@ -19,39 +19,89 @@ struct __align__(8) U2 {
     u32 x, y;
 };
 
-// --- bf16 -----------------------------------------------------------------------------------------------------------
+// Compute capability times 100. TL_ARCH takes an older card's code paths on a newer one, for checking them.
+#ifdef TL_ARCH
+#define ARCH TL_ARCH
+#else
+#define ARCH __CUDA_ARCH__
+#endif
 
-__device__ __forceinline__ float bf16_lo(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float bf16_hi(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
-__device__ __forceinline__ float bf16_to_f32(u16 x) { return __uint_as_float((u32)x << 16); }
+// --- the model's 16-bit type: bf16, or f16 with TL_F16 ------------------------------------------------------------------
 
+// Round to nearest even, two at a time; `lo` lands in the low half. What f16 cannot hold becomes its largest number.
+__device__ __forceinline__ u32 f16_pack(float lo, float hi) {
+    u32 out;
+    lo = fminf(fmaxf(lo, -65504.f), 65504.f);
+    hi = fminf(fmaxf(hi, -65504.f), 65504.f);
+    asm("{.reg .b16 a, b; cvt.rn.f16.f32 a, %1; cvt.rn.f16.f32 b, %2; mov.b32 %0, {a, b};}" : "=r"(out) : "f"(lo), "f"(hi));
+    return out;
+}
+
+#ifdef TL_F16
+__device__ __forceinline__ float half_lo(u32 pair) {
+    float x;
+    asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.f32.f16 %0, lo;}" : "=f"(x) : "r"(pair));
+    return x;
+}
+__device__ __forceinline__ float half_hi(u32 pair) { return half_lo(pair >> 16); }
+__device__ __forceinline__ float half_to_f32(u16 x) { return half_lo(x); }
+__device__ __forceinline__ u32 half_pack(float lo, float hi) { return f16_pack(lo, hi); }
+#else
+__device__ __forceinline__ float half_lo(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float half_hi(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ float half_to_f32(u16 x) { return __uint_as_float((u32)x << 16); }
 // Round to nearest even, two at a time; `lo` lands in the low half.
-__device__ __forceinline__ u32 bf16_pack(float lo, float hi) {
+__device__ __forceinline__ u32 half_pack(float lo, float hi) {
     u32 out;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
     return out;
 }
-__device__ __forceinline__ u16 f32_to_bf16(float x) { return (u16)(bf16_pack(x, 0.f) & 0xffff); }
+#endif
+__device__ __forceinline__ u16 f32_to_half(float x) { return (u16)(half_pack(x, 0.f) & 0xffff); }
+#define bf16_lo half_lo
+#define bf16_hi half_hi
+#define bf16_pack half_pack
+#define f32_to_bf16 f32_to_half
+#define bf16_to_f32 half_to_f32
 
 // --- memory ---------------------------------------------------------------------------------------------------------
 
 // Weights are read once a step: keep them out of L1.
 __device__ __forceinline__ U4 load_stream(const void *p) {
     U4 v;
+#if ARCH >= 800
     asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
+#else
+    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+#endif
     return v;
 }
 __device__ __forceinline__ U4 load16(const void *p) { return *(const U4 *)p; }
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
+// Copies from global to shared memory that run on their own from compute capability 8.0 on; before, they are done at once.
+#if ARCH >= 800
 __device__ __forceinline__ void copy_async16(u32 shared, const void *global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }
+// For what is read once: past the first cache, and its neighbours are wanted next.
+__device__ __forceinline__ void copy_stream16(void *shared, const void *global) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
 template <int N> __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
+#else
+__device__ __forceinline__ void copy_async16(u32 shared, const void *global) {
+    U4 v = load16(global);
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ __forceinline__ void copy_stream16(void *shared, const void *global) { *(U4 *)shared = load_stream(global); }
+__device__ __forceinline__ void copy_async_commit() {}
+template <int N> __device__ __forceinline__ void copy_async_wait() {}
+#endif
 
 __device__ __forceinline__ void load_matrix4(u32 (&r)[4], u32 shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -59,24 +109,158 @@ __device__ __forceinline__ void load_matrix4(u32 (&r)[4], u32 shared) {
                  : "r"(shared));
 }
 
-// --- matrix instruction: D[16,8] += A[16,16] B[16,8], bf16 in, f32 out ------------------------------------------------
+// --- matrix instruction: D[16,8] += A[16,16] B[16,8], 16 bits in, f32 out ----------------------------------------------
 
+#if ARCH < 750
+__device__ __forceinline__ void mma_m8n8k4(float (&d)[8], u32 a0, u32 a1, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9}, {%10,%11}, {%0,%1,%2,%3,%4,%5,%6,%7};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+        : "r"(a0), "r"(a1), "r"(b0), "r"(b1));
+}
+
+// Volta's instruction works in four groups of eight lanes. Group q takes the k of the lanes whose number in their quad is
+// q, for all rows and columns; the four sums are then added and brought to where the later instructions leave them.
+__device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    int lane = threadIdx.x % WARP, q = lane / 4 % 4, from = ((lane & 3) | (lane / 16 * 4)) * 4 + q;
+    a0 = __shfl_sync(FULL, a0, from);
+    a1 = __shfl_sync(FULL, a1, from);
+    a2 = __shfl_sync(FULL, a2, from);
+    a3 = __shfl_sync(FULL, a3, from);
+    b0 = __shfl_sync(FULL, b0, from);
+    b1 = __shfl_sync(FULL, b1, from);
+    // Lane l holds row (l & 1) + (i & 2) + 4 (l / 16), column (i & 4) + (l & 2) + (i & 1) in its number i.
+    float sums[2][8] = {};
+    mma_m8n8k4(sums[0], a0, a2, b0, b1);
+    mma_m8n8k4(sums[1], a1, a3, b0, b1);
+    int to = (lane / 4 & 1) | (lane & 1) << 1 | (lane / 8 & 1) << 2 | (lane / 2 & 1) << 3 | lane / 16 << 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float kept[4], last[2];
+        // Group q ends up with the numbers i whose bits 1 and 2 are those of q.
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int j = (i & 1) | (i & 2) << 1;
+            float keep = q & 1 ? sums[half][j | 2] : sums[half][j], send = q & 1 ? sums[half][j] : sums[half][j | 2];
+            kept[i] = keep + __shfl_xor_sync(FULL, send, 4);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float keep = q & 2 ? kept[i | 2] : kept[i], send = q & 2 ? kept[i] : kept[i | 2];
+            last[i] = keep + __shfl_xor_sync(FULL, send, 8);
+            d[2 * half + i] += __shfl_sync(FULL, last[i], to);
+        }
+    }
+}
+#elif ARCH < 800
+__device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b0));
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a2), "r"(a3), "r"(b1));
+}
+#else
+__device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+#endif
+
+#ifdef TL_F16
+__device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    mma_f16(d, a0, a1, a2, a3, b0, b1);
+}
+#else
 __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+#endif
+
+// --- FP8 e4m3 -------------------------------------------------------------------------------------------------------------
+
+#define E4M3_MAX 448.f
+
+// The bits of a code lie in a float of 2^120 times its value; tiny codes are the float's own tiny numbers.
+__device__ __forceinline__ float e4m3_to_f32(u8 code) {
+    return __uint_as_float((u32)(code & 0x80) << 24 | (u32)(code & 0x7f) << 20) * __uint_as_float(247u << 23);
+}
+
+// Bytes 0 and 1 (half 0) or 2 and 3 of `w` as two f16, exactly, but for the factor E4M3_F16_UNIT that sums need.
+#if ARCH >= 890
+#define E4M3_F16_UNIT 1.f
+__device__ __forceinline__ u32 e4m3_f16(u32 w, int half) {
+    u32 r;
+    asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.rn.f16x2.e4m3x2 %0, lo;}" : "=r"(r) : "r"(half ? w >> 16 : w));
+    return r;
+}
+#else
+// The bits are moved into place, which divides by 2^8.
+#define E4M3_F16_UNIT 256.f
+__device__ __forceinline__ u32 e4m3_f16(u32 w, int half) {
+    u32 v = __byte_perm(w, 0, half ? 0x3424 : 0x1404);
+    return (v & 0x80008000u) | (v >> 1 & 0x3f803f80u);
+}
+#endif
+// Activations reach beyond f16: between two FP8 products they are kept smaller by this power of two.
+#define ACT_SCALE 0.015625f
+
+// To nearest even, within the largest.
+__device__ __forceinline__ u32 f32_to_e4m3(float x) {
+    u32 bits = __float_as_uint(fminf(fabsf(x), E4M3_MAX)), sign = __float_as_uint(x) >> 24 & 0x80;
+    if (bits < 121u << 23) return sign | (u32)__float2int_rn(__uint_as_float(bits) * 512.f);
+    return sign | (((bits + 0x7ffffu + (bits >> 20 & 1)) >> 20) - (120u << 3));
+}
+__device__ __forceinline__ U2 e4m3_pack8(const float (&y)[8]) {
+    u32 word[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#if ARCH >= 890
+        u32 lo, hi;
+        asm("{.reg .b16 a; cvt.rn.satfinite.e4m3x2.f32 a, %1, %2; cvt.u32.u16 %0, a;}" : "=r"(lo) : "f"(y[4 * i + 1]), "f"(y[4 * i]));
+        asm("{.reg .b16 a; cvt.rn.satfinite.e4m3x2.f32 a, %1, %2; cvt.u32.u16 %0, a;}" : "=r"(hi) : "f"(y[4 * i + 3]), "f"(y[4 * i + 2]));
+        word[i] = lo | hi << 16;
+#else
+        word[i] = f32_to_e4m3(y[4 * i]) | f32_to_e4m3(y[4 * i + 1]) << 8 | f32_to_e4m3(y[4 * i + 2]) << 16 | f32_to_e4m3(y[4 * i + 3]) << 24;
+#endif
+    }
+    return U2{word[0], word[1]};
+}
+
+// What values are multiplied with so that the largest becomes the largest code; its inverse is stored.
+__device__ __forceinline__ float e4m3_scale(float largest, float *scale) {
+    float most = fmaxf(largest, 1e-12f);
+    if (scale) *scale = most * (1.f / E4M3_MAX);
+    return E4M3_MAX / most;
+}
+__device__ __forceinline__ float largest8(const U4 &v) {
+    const u32 *p = (const u32 *)&v;
+    float most = 0.f;
+#pragma unroll
+    for (int j = 0; j < 4; j++) most = fmaxf(most, fmaxf(fabsf(half_lo(p[j])), fabsf(half_hi(p[j]))));
+    return most;
+}
+// Over the 16 lanes that hold 128 values.
+__device__ __forceinline__ float group_max(float x) {
+    u32 lanes = 0xffffu << (threadIdx.x & 16);
+#pragma unroll
+    for (int o = 8; o > 0; o >>= 1) x = fmaxf(x, __shfl_xor_sync(lanes, x, o));
+    return x;
 }
 
 // --- programmatic dependent launch ------------------------------------------------------------------------------------
 
 // Everything an earlier kernel wrote, and every buffer it may still read, is touched only after `wait_previous`.
 __device__ __forceinline__ void wait_previous() {
-#if __CUDA_ARCH__ >= 900
+#if ARCH >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void start_next() {
-#if __CUDA_ARCH__ >= 900
+#if ARCH >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
@@ -93,6 +277,27 @@ __device__ __forceinline__ float warp_max(float x) {
     for (int o = 16; o > 0; o >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL, x, o));
     return x;
 }
+// Over a block of 256; `partial` has 8 places.
+__device__ __forceinline__ float block_sum256(float x, float *partial) {
+    x = warp_sum(x);
+    if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = x;
+    __syncthreads();
+    float total = 0.f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) total += partial[i];
+    __syncthreads();
+    return total;
+}
+__device__ __forceinline__ float block_max(float x, float *partial) {
+    x = warp_max(x);
+    if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = x;
+    __syncthreads();
+    float most = partial[0];
+#pragma unroll
+    for (int i = 1; i < 8; i++) most = fmaxf(most, partial[i]);
+    __syncthreads();
+    return most;
+}
 
 // --- heads: norm and rotation, one warp a head -------------------------------------------------------------------------
 
@@ -106,15 +311,15 @@ __device__ __forceinline__ void load_pairs(float (&to)[PAIRS], const u16 *from) 
 #pragma unroll
     for (int p = 0; p + 1 < PAIRS; p += 2) {
         u32 x = *(const u32 *)(from + p);
-        to[p] = bf16_lo(x);
-        to[p + 1] = bf16_hi(x);
+        to[p] = half_lo(x);
+        to[p + 1] = half_hi(x);
     }
-    if (PAIRS % 2) to[PAIRS - 1] = bf16_to_f32(from[PAIRS - 1]);
+    if (PAIRS % 2) to[PAIRS - 1] = half_to_f32(from[PAIRS - 1]);
 }
 __device__ __forceinline__ void store_pairs(u16 *to, const float (&from)[PAIRS]) {
 #pragma unroll
-    for (int p = 0; p + 1 < PAIRS; p += 2) *(u32 *)(to + p) = bf16_pack(from[p], from[p + 1]);
-    if (PAIRS % 2) to[PAIRS - 1] = f32_to_bf16(from[PAIRS - 1]);
+    for (int p = 0; p + 1 < PAIRS; p += 2) *(u32 *)(to + p) = half_pack(from[p], from[p + 1]);
+    if (PAIRS % 2) to[PAIRS - 1] = f32_to_half(from[PAIRS - 1]);
 }
 
 // RMSNorm of a head whose halves are `lo` and `hi`; lanes beyond the head are not `live`.

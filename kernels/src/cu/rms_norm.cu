@@ -2,6 +2,13 @@
 // The order of the sum depends on the width alone, so a row is the same in every batch.
 #include "prelude.cuh"
 
+// Build flag: F16 = 1: the rows are wanted as f16, whatever the model's type is.
+#if F16
+#define OUT_PACK f16_pack
+#else
+#define OUT_PACK half_pack
+#endif
+
 #define KEPT 4  // chunks of 8 that a thread keeps: widths up to 8,192 are read once
 
 extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *h, const u16 *w, const int *pick, int hidden,
@@ -22,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *
         const u32 *p = (const u32 *)&v;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            float a = bf16_lo(p[j]), b = bf16_hi(p[j]);
+            float a = half_lo(p[j]), b = half_hi(p[j]);
             sum = fmaf(a, a, sum);
             sum = fmaf(b, b, sum);
         }
@@ -48,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *
         u32 *o = (u32 *)&y;
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            o[j] = bf16_pack(bf16_lo(p[j]) * scale * bf16_lo(q[j]), bf16_hi(p[j]) * scale * bf16_hi(q[j]));
+            o[j] = OUT_PACK(half_lo(p[j]) * scale * half_lo(q[j]), half_hi(p[j]) * scale * half_hi(q[j]));
         *(U4 *)(to + 8 * i) = y;
     };
 #pragma unroll

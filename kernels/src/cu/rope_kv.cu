@@ -85,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(256) rope_kv(u16 *qkv, u16 *kv, con
 #pragma unroll
             for (int p = 0; p < PAIRS; p++) {
                 u16 *to = tile + PAGE * HEAD_DIM + (j0 + p) * PAGE + position % PAGE;
-                if (live) to[0] = f32_to_bf16(lo[u][p]);
-                if (live) to[HEAD_DIM / 2 * PAGE] = f32_to_bf16(hi[u][p]);
+                if (live) to[0] = f32_to_half(lo[u][p]);
+                if (live) to[HEAD_DIM / 2 * PAGE] = f32_to_half(hi[u][p]);
             }
             continue;
         }

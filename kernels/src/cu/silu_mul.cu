@@ -14,8 +14,8 @@ extern "C" __global__ void __launch_bounds__(256) silu_mul(u16 *act, const u16 *
     u32 *o = (u32 *)&y;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        float lo = bf16_lo(p[j]), hi = bf16_hi(p[j]);
-        o[j] = bf16_pack(lo / (1.f + __expf(-lo)) * bf16_lo(q[j]), hi / (1.f + __expf(-hi)) * bf16_hi(q[j]));
+        float lo = half_lo(p[j]), hi = half_hi(p[j]);
+        o[j] = half_pack(lo / (1.f + __expf(-lo)) * half_lo(q[j]), hi / (1.f + __expf(-hi)) * half_hi(q[j]));
     }
     to[i] = y;
 }

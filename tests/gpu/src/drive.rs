@@ -39,6 +39,10 @@ impl<'a> Driver<'a> {
 
     /// Launches a step and leaves it in flight.
     pub fn launch(&mut self, parts: &[Part<'_>]) -> Result<backend::step::Ticket> {
+        self.launch_as(parts, Emit::Next)
+    }
+
+    fn launch_as(&mut self, parts: &[Part<'_>], emitted: Emit) -> Result<backend::step::Ticket> {
         let mut tokens = Vec::new();
         let mut runs = Vec::new();
         let mut grown: Vec<(Seat, u32, Vec<PageId>)> = Vec::new();
@@ -56,7 +60,7 @@ impl<'a> Driver<'a> {
             let at = tokens.len() as u32;
             tokens.extend_from_slice(part.tokens);
             let feed = if part.tokens.is_empty() { Feed::Last } else { Feed::Tokens(at..tokens.len() as u32) };
-            let emit = if part.emit { Emit::Next } else { Emit::Nothing };
+            let emit = if part.emit { emitted } else { Emit::Nothing };
             runs.push(Run { seat: Seat(part.seat), feed, rows, end_max: end, emit, masked: false });
             self.lengths[seat] = end;
         }
@@ -65,6 +69,12 @@ impl<'a> Driver<'a> {
         let ticket = self.backend.forward(&Step { tables: &tables, runs: &runs, tokens: &tokens })?;
         self.backend.sample(ticket, &[])?;
         Ok(ticket)
+    }
+
+    /// One run that gives what `emit` says.
+    pub fn emit(&mut self, seat: u16, tokens: &[TokenId], emit: Emit) -> Result<StepOut> {
+        let ticket = self.launch_as(&[Part { seat, tokens, emit: true }], emit)?;
+        self.backend.collect(ticket, true)?.context("a waiting collect gave nothing")
     }
 
     pub fn step(&mut self, parts: &[Part<'_>]) -> Result<StepOut> {

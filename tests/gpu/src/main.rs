@@ -1,31 +1,72 @@
-//! `gpu-check [parity|speed|profile|all]`: the CUDA backend against the CPU one on small random models, then the speed table.
+//! `gpu-check [parity|speed|profile|all|targets|smallest] [fp8] [arch=N]`: the CUDA backend against the CPU one on small random
+//! models, then the speed table.
 //!
 //! Parity compares the logprobs of whole models over prefill chunks, mixed steps and decodes, forced along one token
-//! sequence, and that graphs, batches and chunk borders change nothing. Speed drives the backend of a full-size random
-//! model without HTTP and prints each figure with its share of the card's floor.
+//! sequence, and that graphs, batches and chunk borders change nothing; `arch=70` runs an older card's code paths. Speed
+//! drives the backend of a full-size random model without HTTP and prints each figure with its share of the card's floor;
+//! `fp8` quantises its weights. `targets` compiles every kernel for every card, and needs none. `smallest`
+//! runs each kernel once or twice, for compute-sanitizer.
 
 mod drive;
+mod fp8;
 mod parity;
 mod speed;
+mod targets;
 
 use std::process::ExitCode;
 
+use anyhow::{Context, Result};
+
+/// What the command line asks for.
+struct Asked {
+    what: String,
+    fp8: bool,
+    /// Compute capability times ten.
+    arch: Option<u32>,
+    machines: Vec<u32>,
+}
+
+fn asked() -> Result<Asked> {
+    let mut asked = Asked { what: "all".into(), fp8: false, arch: None, machines: Vec::new() };
+    for word in std::env::args().skip(1) {
+        match word.split_once('=') {
+            Some(("arch", number)) => asked.arch = Some(number.parse().with_context(|| word.clone())?),
+            _ if word == "fp8" => asked.fp8 = true,
+            _ if word.bytes().all(|b| b.is_ascii_digit()) => asked.machines.push(word.parse()?),
+            _ => asked.what = word,
+        }
+    }
+    Ok(asked)
+}
+
 fn main() -> ExitCode {
-    let what = std::env::args().nth(1).unwrap_or_else(|| "all".into());
-    if what == "profile" {
-        return match speed::profile() {
+    let asked = match asked() {
+        Ok(asked) => asked,
+        Err(error) => {
+            println!("FAIL  {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let alone = match asked.what.as_str() {
+        "profile" => Some(speed::profile()),
+        "targets" => Some(targets::run(&asked.machines)),
+        "smallest" => Some(fp8::smallest(asked.arch)),
+        _ => None,
+    };
+    if let Some(ran) = alone {
+        return match ran {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                println!("FAIL  profile: {error:#}");
+                println!("FAIL  {}: {error:#}", asked.what);
                 ExitCode::FAILURE
             }
         };
     }
     let mut passed = 0;
     let mut failed = 0;
-    if what != "speed" {
-        for check in parity::CHECKS {
-            match (check.run)() {
+    if asked.what != "speed" {
+        for check in parity::CHECKS.iter().chain(fp8::CHECKS) {
+            match (check.run)(asked.arch) {
                 Ok(note) => {
                     passed += 1;
                     println!("ok    {:<32} {note}", check.name);
@@ -37,8 +78,8 @@ fn main() -> ExitCode {
             }
         }
     }
-    if what != "parity"
-        && let Err(error) = speed::run()
+    if asked.what != "parity"
+        && let Err(error) = speed::run(asked.fp8)
     {
         failed += 1;
         println!("FAIL  speed: {error:#}");

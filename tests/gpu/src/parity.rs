@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use backend::Backend;
 use backend::load::LoadOptions;
 use backend::ops::{AttentionShape, ModelSpec, Rope};
-use backend::step::StepOut;
+use backend::step::{Emit, StepOut};
 use backend_cuda::CudaOptions;
 use contract::TokenId;
 use contract::sampling::SamplingParams;
@@ -14,27 +14,29 @@ use crate::drive::{Driver, Part};
 
 pub struct Check {
     pub name: &'static str,
-    pub run: fn() -> Result<String>,
+    /// The argument is the compute capability times ten whose code paths run; `None`: the card's.
+    pub run: fn(Option<u32>) -> Result<String>,
 }
 
 pub const CHECKS: &[Check] = &[
-    Check { name: "logprobs, 4 heads of 64", run: || logprobs(&small(4, 2, 64, false)) },
-    Check { name: "logprobs, 9 heads of 64", run: || logprobs(&small(9, 3, 64, false)) },
-    Check { name: "logprobs, 8 heads of 128, norms", run: || logprobs(&small(8, 2, 128, true)) },
-    Check { name: "logprobs, 16 heads over 1", run: || logprobs(&small(16, 1, 64, true)) },
-    Check { name: "logprobs, 6 heads of 96", run: || logprobs(&small(6, 2, 96, true)) },
-    Check { name: "logprobs, 8 heads of 256, norms", run: || logprobs(&small(8, 2, 256, true)) },
+    Check { name: "logprobs, 4 heads of 64", run: |arch| logprobs(&small(4, 2, 64, false), arch) },
+    Check { name: "logprobs, 9 heads of 64", run: |arch| logprobs(&small(9, 3, 64, false), arch) },
+    Check { name: "logprobs, 8 heads of 128, norms", run: |arch| logprobs(&small(8, 2, 128, true), arch) },
+    Check { name: "logprobs, 16 heads over 1", run: |arch| logprobs(&small(16, 1, 64, true), arch) },
+    Check { name: "logprobs, 6 heads of 96", run: |arch| logprobs(&small(6, 2, 96, true), arch) },
+    Check { name: "logprobs, 8 heads of 256, norms", run: |arch| logprobs(&small(8, 2, 256, true), arch) },
     Check { name: "many rows through the library", run: many_rows },
     Check { name: "graph equals eager", run: graph_equals_eager },
     Check { name: "batch equals alone", run: batch_equals_alone },
     Check { name: "one row behind a chunk", run: one_row_behind },
     Check { name: "two steps in flight", run: two_in_flight },
+    Check { name: "prompt logprobs and pooling", run: prompts },
     Check { name: "sampling equals the reference", run: sampling },
 ];
 
 const VOCAB: usize = 1000;
 
-fn small(heads: usize, kv_heads: usize, head_dim: usize, qk_norm: bool) -> Settings {
+pub fn small(heads: usize, kv_heads: usize, head_dim: usize, qk_norm: bool) -> Settings {
     Settings {
         family: "check",
         hidden: 256,
@@ -51,11 +53,11 @@ fn small(heads: usize, kv_heads: usize, head_dim: usize, qk_norm: bool) -> Setti
     }
 }
 
-fn spec(settings: &Settings) -> Result<ModelSpec> {
+pub fn spec(settings: &Settings) -> Result<ModelSpec> {
     Ok(model::dummy::spec(settings, VOCAB, 42)?)
 }
 
-fn options() -> LoadOptions {
+pub fn options() -> LoadOptions {
     LoadOptions {
         seats: 20,
         max_rows: 1024,
@@ -65,8 +67,9 @@ fn options() -> LoadOptions {
     }
 }
 
-fn cuda(settings: &Settings, graphs: bool) -> Result<Box<dyn Backend>> {
-    let cuda = CudaOptions { graphs, memory_fraction: 0.5, ..CudaOptions::default() };
+fn cuda(settings: &Settings, graphs: bool, arch: Option<u32>) -> Result<Box<dyn Backend>> {
+    let mut cuda = CudaOptions { graphs, memory_fraction: 0.5, ..CudaOptions::default() };
+    cuda.device.arch = arch;
     Ok(Box::new(backend_cuda::load(&spec(settings)?, &options(), &cuda, &mut |_| {})?.0))
 }
 
@@ -75,7 +78,7 @@ fn cpu(settings: &Settings) -> Result<Box<dyn Backend>> {
 }
 
 /// A fixed pseudo-random token sequence.
-fn tokens(seed: u32, count: usize) -> Vec<TokenId> {
+pub fn tokens(seed: u32, count: usize) -> Vec<TokenId> {
     let mut state = seed.wrapping_mul(2_654_435_761).max(1);
     let mut next = || {
         state ^= state << 13;
@@ -91,7 +94,7 @@ fn greedy(logprobs: Option<u8>) -> SamplingParams {
 }
 
 /// One sequence through chunks of prefill and forced decode steps; the top logprobs of every emitted row.
-fn forced(backend: &mut dyn Backend, text: &[TokenId], cuts: &[usize]) -> Result<Vec<Vec<(TokenId, f32)>>> {
+pub fn forced(backend: &mut dyn Backend, text: &[TokenId], cuts: &[usize]) -> Result<Vec<Vec<(TokenId, f32)>>> {
     let mut driver = Driver::new(backend);
     driver.bind(0, &greedy(Some(20)), text)?;
     let mut rows = Vec::new();
@@ -105,7 +108,7 @@ fn forced(backend: &mut dyn Backend, text: &[TokenId], cuts: &[usize]) -> Result
 }
 
 /// Largest difference of a logprob that both lists hold, over the rows.
-fn difference(a: &[Vec<(TokenId, f32)>], b: &[Vec<(TokenId, f32)>]) -> Result<f32> {
+pub fn difference(a: &[Vec<(TokenId, f32)>], b: &[Vec<(TokenId, f32)>]) -> Result<f32> {
     ensure!(a.len() == b.len(), "{} rows against {}", a.len(), b.len());
     let mut worst = 0f32;
     for (x, y) in a.iter().zip(b) {
@@ -123,25 +126,28 @@ fn difference(a: &[Vec<(TokenId, f32)>], b: &[Vec<(TokenId, f32)>]) -> Result<f3
 }
 
 /// bf16 activations over three layers of unit-variance weights, against fp32: measured on correct code at a third of it.
-const LOGPROB_BOUND: f32 = 0.25;
+/// Of the length of a pooled state: bf16 rows of three layers.
+const POOLED_BOUND: f64 = 0.03;
 
-fn logprobs(settings: &Settings) -> Result<String> {
+pub const LOGPROB_BOUND: f32 = 0.25;
+
+fn logprobs(settings: &Settings, arch: Option<u32>) -> Result<String> {
     let text = tokens(1, 400);
     // One page, over a page border, a long chunk, then single tokens on both sides of a split of 128 keys.
     let cuts = [64, 63, 130, 2, 1, 1, 1, 60, 1, 1, 5, 1];
     let reference = forced(&mut *cpu(settings)?, &text, &cuts)?;
-    let found = forced(&mut *cuda(settings, true)?, &text, &cuts)?;
+    let found = forced(&mut *cuda(settings, true, arch)?, &text, &cuts)?;
     let worst = difference(&reference, &found)?;
     ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
     Ok(format!("worst difference {worst:.4}"))
 }
 
-fn many_rows() -> Result<String> {
+fn many_rows(arch: Option<u32>) -> Result<String> {
     let settings = small(8, 2, 128, true);
     let text = tokens(2, 1200);
     let cuts = [700, 65, 100, 64, 17, 1, 33];
     let reference = forced(&mut *cpu(&settings)?, &text, &cuts)?;
-    let found = forced(&mut *cuda(&settings, true)?, &text, &cuts)?;
+    let found = forced(&mut *cuda(&settings, true, arch)?, &text, &cuts)?;
     let worst = difference(&reference, &found)?;
     ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
     Ok(format!("worst difference {worst:.4}"))
@@ -171,23 +177,23 @@ fn together(backend: &mut dyn Backend, seats: &[u16], steps: usize) -> Result<Ve
     Ok(streams)
 }
 
-fn graph_equals_eager() -> Result<String> {
+fn graph_equals_eager(arch: Option<u32>) -> Result<String> {
     let settings = small(8, 2, 128, true);
     let seats: Vec<u16> = (0..5).collect();
-    let eager = together(&mut *cuda(&settings, false)?, &seats, 150)?;
-    let graph = together(&mut *cuda(&settings, true)?, &seats, 150)?;
+    let eager = together(&mut *cuda(&settings, false, arch)?, &seats, 150)?;
+    let graph = together(&mut *cuda(&settings, true, arch)?, &seats, 150)?;
     ensure!(eager == graph, "greedy tokens differ");
     Ok(format!("{} tokens", eager.iter().map(Vec::len).sum::<usize>()))
 }
 
-fn batch_equals_alone() -> Result<String> {
+fn batch_equals_alone(arch: Option<u32>) -> Result<String> {
     let settings = small(8, 2, 128, true);
     let seats: Vec<u16> = (0..17).collect();
-    let mut backend = cuda(&settings, true)?;
+    let mut backend = cuda(&settings, true, arch)?;
     let batch = together(&mut *backend, &seats, 100)?;
     let mut compared = 0;
     for &seat in &[0u16, 8, 16] {
-        let alone = together(&mut *cuda(&settings, true)?, &[seat], 100)?;
+        let alone = together(&mut *cuda(&settings, true, arch)?, &[seat], 100)?;
         // The prompts went through the library together and through few rows alone, so the first tokens may part ways;
         // as long as they agree, decoding must agree to the bit.
         let same = alone[0].iter().zip(&batch[usize::from(seat)]).take_while(|(a, b)| a == b).count();
@@ -198,10 +204,10 @@ fn batch_equals_alone() -> Result<String> {
 }
 
 /// A prompt of one token behind a longer run, and one that emits nothing, leave their neighbours as they are.
-fn one_row_behind() -> Result<String> {
+fn one_row_behind(arch: Option<u32>) -> Result<String> {
     let settings = small(8, 2, 128, true);
     let mut found = Vec::new();
-    for mut backend in [cuda(&settings, true)?, cpu(&settings)?] {
+    for mut backend in [cuda(&settings, true, arch)?, cpu(&settings)?] {
         let mut driver = Driver::new(&mut *backend);
         let (long, short) = (tokens(20, 90), tokens(21, 3));
         for seat in 0..3 {
@@ -225,9 +231,9 @@ fn one_row_behind() -> Result<String> {
     Ok(format!("worst difference {worst:.4}"))
 }
 
-fn two_in_flight() -> Result<String> {
+fn two_in_flight(arch: Option<u32>) -> Result<String> {
     let settings = small(8, 2, 128, true);
-    let mut backend = cuda(&settings, true)?;
+    let mut backend = cuda(&settings, true, arch)?;
     let one = together(&mut *backend, &[3], 60)?;
     let mut driver = Driver::new(&mut *backend);
     let prompt = tokens(103, 20 + 12);
@@ -245,9 +251,40 @@ fn two_in_flight() -> Result<String> {
     Ok(format!("{} tokens", found.len()))
 }
 
+/// Logprobs of a prompt's own tokens over a border of row tiles, and hidden states of the last row and of all.
+fn prompts(arch: Option<u32>) -> Result<String> {
+    let settings = small(8, 2, 128, true);
+    let text = tokens(30, 200);
+    let mut found = Vec::new();
+    for mut backend in [cuda(&settings, true, arch)?, cpu(&settings)?] {
+        let mut driver = Driver::new(&mut *backend);
+        let mut logprobs = Vec::new();
+        for (seat, from) in [(0, 0), (1, 150)] {
+            driver.bind(seat, &greedy(Some(20)), &text)?;
+            let out = driver.emit(seat, &text, Emit::Every { from })?;
+            ensure!(out.logprobs.len() == 200 - from as usize, "{} logprobs from {from}", out.logprobs.len());
+            logprobs.extend(out.logprobs.into_iter().map(|row| row.top));
+        }
+        let mut pooled = Vec::new();
+        for (seat, mean) in [(2, true), (3, false)] {
+            driver.bind(seat, &greedy(None), &text)?;
+            pooled.extend(driver.emit(seat, &text, Emit::Pool { mean })?.pooled);
+        }
+        ensure!(pooled.len() == 2 * settings.hidden, "{} pooled values", pooled.len());
+        found.push((logprobs, pooled));
+    }
+    let worst = difference(&found[0].0, &found[1].0)?;
+    ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    let apart = norm(&mut found[0].1.iter().zip(&found[1].1).map(|(a, b)| a - b));
+    let share = apart / norm(&mut found[1].1.iter().copied());
+    ensure!(share < POOLED_BOUND, "pooled states differ by {share} of their length");
+    Ok(format!("worst difference {worst:.4}, pooled {share:.4}"))
+}
+
 /// The device's sampler against the reference one, on the device's own logits: greedy top is not enough, so this draws
 /// with every filter and penalty and compares with what the CPU backend draws. Rounding may flip a draw now and then.
-fn sampling() -> Result<String> {
+fn sampling(arch: Option<u32>) -> Result<String> {
     let settings = small(4, 2, 64, false);
     let base = SamplingParams { temperature: 0.9, ..SamplingParams::default() };
     let table = [
@@ -262,7 +299,7 @@ fn sampling() -> Result<String> {
     ];
     let mut agree = 0;
     let mut total = 0;
-    let (mut device, mut host) = (cuda(&settings, true)?, cpu(&settings)?);
+    let (mut device, mut host) = (cuda(&settings, true, arch)?, cpu(&settings)?);
     for params in &table {
         let mut draws = Vec::new();
         for backend in [&mut device, &mut host] {

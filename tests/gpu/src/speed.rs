@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use backend::Backend;
-use backend::load::LoadOptions;
+use backend::load::{LoadOptions, Quantization};
 use backend::ops::{AttentionShape, Rope};
 use backend_cuda::CudaOptions;
 use contract::TokenId;
@@ -36,13 +36,16 @@ fn qwen3_8b() -> Settings {
 
 const VOCAB: usize = 151_936;
 
-pub fn run() -> Result<()> {
+pub fn run(fp8: bool) -> Result<()> {
     let settings = qwen3_8b();
     let started = Instant::now();
     let spec = model::dummy::spec(&settings, VOCAB, 1)?;
-    let options = LoadOptions { seats: 128, max_rows: 8192, context_len: Some(40_960), ..LoadOptions::default() };
+    let quantization = fp8.then_some(Quantization::Fp8);
+    let options =
+        LoadOptions { seats: 128, max_rows: 8192, context_len: Some(40_960), quantization, ..LoadOptions::default() };
     let (mut backend, plan) = backend_cuda::load(&spec, &options, &CudaOptions::default(), &mut |_| {})?;
-    println!("Qwen3-8B bf16, random weights: ready in {:.1} s, {plan:?}", started.elapsed().as_secs_f64());
+    let format = if fp8 { "FP8" } else { "bf16" };
+    println!("Qwen3-8B {format}, random weights: ready in {:.1} s, {plan:?}", started.elapsed().as_secs_f64());
     let weights = plan.weights as f64 - (VOCAB * settings.hidden * 2) as f64;
     println!("{:<28} {:>10} {:>12} {:>8}", "cell", "ms", "tok/s", "floor");
     for (prompt, rows) in

@@ -1,0 +1,568 @@
+//! Products of activations and weights: which kernel or library call each takes, by its rows and the weights' format.
+//!
+//! Up to [`FEW_ROWS_MAX`] rows `few_rows` reads each weight once for all of them. Above, cuBLASLt takes over: FP8 weights
+//! meet activations that are quantised on the way (in the norm, in the activation, or by a kernel of their own); where the
+//! library has no FP8 product for the card, the weights are turned back into 16 bits first.
+//!
+//! For weights with a scale a row, the library's FP8 products with scales have one algorithm, which is slow for few rows;
+//! those without have many. Up to [`RAW_ROWS_MAX`] rows the library therefore sums bare codes, and whoever reads the sums
+//! next multiplies with the scales: the norm behind it, the activation, or a kernel of its own.
+
+use std::sync::Arc;
+
+use backend::BackendError;
+use backend::ops::ModelSpec;
+
+use crate::blas::{Blas, Call, Operands, Product};
+use crate::compile::{Compiler, Kernel};
+use crate::device::{Buffer, Device, fault};
+use crate::forward::{DeviceOp, Forward};
+use crate::launch::{Args, Shape};
+
+/// Rows up to which one read of the weights through `few_rows` wins over the library.
+pub const FEW_ROWS_MAX: usize = 16;
+/// Token tiles of `few_rows`, eight rows each.
+const TILES: [usize; 2] = [1, 2];
+/// Rows of weights that a block of `few_rows` takes at once.
+const TILE_ROWS: usize = 16;
+const WARPS: usize = 8;
+/// Blocks of `few_rows` on one multiprocessor: what its shared memory leaves room for.
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 3;
+/// Rows up to which sums of bare codes are faster: on an H200 66 against 103 us a layer of Qwen3-8B at 32 rows, 72 against
+/// 96 at 128, and nothing from 512 on.
+const RAW_ROWS_MAX: usize = 256;
+/// The library takes FP8 rows in fours.
+pub const ROW_ALIGN: usize = 4;
+
+/// What `few_rows` does with its sums; the kernel's MODE.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Epilogue {
+    Store = 0,
+    AddResidual = 1,
+    SiluMul = 2,
+    StoreF32 = 3,
+}
+
+/// Where the scales of a model's FP8 weights lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fp8Scales {
+    /// One for each row: what quantising at load gives.
+    Rows,
+    /// One for each 128 x 128 block: what checkpoints hold.
+    Blocks,
+}
+
+/// A weight matrix on the device, `[n, k]` row-major, or several one below the other.
+pub enum Matrix {
+    /// In the model's 16-bit type; a tied head shares the embedding's.
+    Half(Arc<Buffer>),
+    Fp8 {
+        codes: Buffer,
+        /// `[n]`, or `[n / 16, k / 128]` rounded up: a block's scale again for each of its tiles.
+        scales: Buffer,
+        /// `[n / 128, k / 128]` as the library wants them; `None` where a part does not end at a block's border.
+        blocks: Option<Buffer>,
+    },
+}
+
+impl Matrix {
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Half(weights) => weights.bytes,
+            Self::Fp8 { codes, scales, blocks } => {
+                codes.bytes + scales.bytes + blocks.as_ref().map_or(0, |blocks| blocks.bytes)
+            }
+        }
+    }
+}
+
+pub struct ProductKernels {
+    /// By tile count and epilogue.
+    few_rows: Vec<[Kernel; 4]>,
+    silu_mul: Kernel,
+    fp8: Option<Fp8Kernels>,
+}
+
+struct Fp8Kernels {
+    /// By tile count and [`Role`].
+    few_rows: Vec<[Kernel; 4]>,
+    /// The norm in front of `few_rows`: f16 rows.
+    norm_f16: Kernel,
+    /// The norms in front of the library: codes, and 16 bits for a head behind FP8 layers.
+    norm_codes: Kernel,
+    norm_half: Kernel,
+    quantize: Kernel,
+    silu_mul: Kernel,
+    scale_rows: Kernel,
+    dequantize: Kernel,
+}
+
+/// What a product is to a layer: it decides what its FP8 kernel reads and writes.
+#[derive(Clone, Copy)]
+enum Role {
+    /// Normed rows to queries, keys and values.
+    Qkv = 0,
+    /// Attention's rows to the residual stream.
+    Out = 1,
+    /// Normed rows to activated ones.
+    GateUp = 2,
+    /// Activated rows to the residual stream.
+    Down = 3,
+}
+
+impl Role {
+    const ALL: [Self; 4] = [Self::Qkv, Self::Out, Self::GateUp, Self::Down];
+
+    /// MODE and X of the kernel.
+    fn flags(self) -> (usize, usize) {
+        match self {
+            Self::Qkv => (Epilogue::Store as usize, 0),
+            Self::Out => (Epilogue::AddResidual as usize, 1),
+            Self::GateUp => (Epilogue::SiluMul as usize, 0),
+            Self::Down => (Epilogue::AddResidual as usize, 2),
+        }
+    }
+}
+
+/// Shared memory of `few_rows`: the partial sums of its warps.
+fn few_rows_shared(tiles: usize, silu: bool) -> u32 {
+    let matrices = if silu { 2 } else { 1 };
+    (WARPS * tiles * 8 * (matrices * TILE_ROWS + 1) * size_of::<f32>()) as u32
+}
+
+/// Steps of 16 bytes a thread that `few_rows_fp8` has on the way. Before 8.0 copies are not asynchronous and shared memory
+/// is small.
+fn ring_depth(arch: u32, silu: bool) -> usize {
+    match (arch, silu) {
+        (..80, _) => 2,
+        (_, true) => 4,
+        (_, false) => 8,
+    }
+}
+
+/// Shared memory of `few_rows_fp8`: the weights on the way beside the partial sums.
+fn ring_shared(arch: u32, tiles: usize, silu: bool) -> u32 {
+    let matrices = if silu { 2 } else { 1 };
+    (ring_depth(arch, silu) * 2 * matrices * WARPS * 32 * 16) as u32 + few_rows_shared(tiles, silu)
+}
+
+fn compile_few_rows(compiler: &mut Compiler<'_>) -> Result<Vec<[Kernel; 4]>, BackendError> {
+    let mut kernel = |tiles: usize, mode: Epilogue| {
+        let kernel = compiler.kernel(kernels::FEW_ROWS, &[("NT", tiles), ("MODE", mode as usize)])?;
+        kernel.allow_shared(few_rows_shared(tiles, mode == Epilogue::SiluMul))?;
+        Ok(kernel)
+    };
+    let modes = [Epilogue::Store, Epilogue::AddResidual, Epilogue::SiluMul, Epilogue::StoreF32];
+    let mut all = |tiles| {
+        Ok([kernel(tiles, modes[0])?, kernel(tiles, modes[1])?, kernel(tiles, modes[2])?, kernel(tiles, modes[3])?])
+    };
+    TILES.iter().map(|&tiles| all(tiles)).collect()
+}
+
+fn compile_fp8(compiler: &mut Compiler<'_>, scales: Fp8Scales) -> Result<Fp8Kernels, BackendError> {
+    let arch = compiler.target.arch;
+    let groups = usize::from(scales == Fp8Scales::Blocks);
+    let mut few_rows = Vec::new();
+    for tiles in TILES {
+        let mut kernel = |role: Role| {
+            let ((mode, x), silu) = (role.flags(), matches!(role, Role::GateUp));
+            let flags =
+                [("NT", tiles), ("MODE", mode), ("SCALES", groups), ("X", x), ("DEPTH", ring_depth(arch, silu))];
+            let kernel = compiler.kernel(kernels::FEW_ROWS_FP8, &flags)?;
+            kernel.allow_shared(ring_shared(arch, tiles, silu))?;
+            Ok(kernel)
+        };
+        let [a, b, c, d] = Role::ALL;
+        few_rows.push([kernel(a)?, kernel(b)?, kernel(c)?, kernel(d)?]);
+    }
+    Ok(Fp8Kernels {
+        few_rows,
+        norm_f16: compiler.kernel(kernels::RMS_NORM, &[("F16", 1)])?,
+        norm_codes: compiler.kernel(kernels::RMS_NORM_FP8, &[("OUT", groups)])?,
+        norm_half: compiler.kernel(kernels::RMS_NORM_FP8, &[("OUT", 2)])?,
+        quantize: compiler.kernel(kernels::QUANTIZE, &[("GROUPS", groups)])?,
+        silu_mul: compiler.kernel(kernels::SILU_MUL_FP8, &[("GROUPS", groups)])?,
+        scale_rows: compiler.kernel(kernels::SCALE_ROWS, &[])?,
+        dequantize: compiler.kernel(kernels::DEQUANTIZE, &[("TILES", groups)])?,
+    })
+}
+
+impl ProductKernels {
+    pub fn compile(compiler: &mut Compiler<'_>, fp8: Option<Fp8Scales>) -> Result<Self, BackendError> {
+        let fp8 = fp8.map(|scales| compile_fp8(compiler, scales)).transpose()?;
+        let few_rows = compile_few_rows(compiler)?;
+        Ok(Self { few_rows, silu_mul: compiler.kernel(kernels::SILU_MUL, &[])?, fp8 })
+    }
+
+    /// Rows of 16-bit weights to codes with a scale each.
+    pub fn quantize_rows(
+        &self,
+        device: &Device,
+        (codes, scales): (u64, u64),
+        weights: u64,
+        (n, k): (usize, usize),
+    ) -> Result<(), BackendError> {
+        let fp8 = self.fp8.as_ref().expect("compiled for a model that is quantised");
+        let args = Args::default().pointer(codes).pointer(scales).int(n).pointer(weights).int(k);
+        fp8.quantize.launch(device, Shape::new(n as u32, 256), args)
+    }
+}
+
+/// What products of FP8 weights with many rows need beside the weights.
+pub struct Fp8Work {
+    operands: Operands,
+    scales: Fp8Scales,
+    /// Codes and scales of the activations in front of the product at hand.
+    codes: Buffer,
+    row_scales: Buffer,
+    /// The weights of the product at hand in 16 bits, where the library has no FP8 product for this card.
+    dense: Option<Buffer>,
+    /// Why the library has none.
+    lacking: Option<String>,
+}
+
+impl Fp8Work {
+    pub fn new(
+        device: &Device,
+        spec: &ModelSpec,
+        (scales, uniform, aligned): (Fp8Scales, bool, bool),
+        blas: &mut Blas,
+        max_rows: usize,
+    ) -> Result<Self, BackendError> {
+        let operands = match scales {
+            Fp8Scales::Rows => Operands::Fp8Rows,
+            Fp8Scales::Blocks => Operands::Fp8Blocks,
+        };
+        let (hidden, q_width) = (spec.hidden, spec.attention.q_width());
+        let shapes = [
+            (q_width + 2 * spec.attention.kv_width(), hidden),
+            (hidden, q_width),
+            (2 * spec.ffn, hidden),
+            (hidden, spec.ffn),
+        ];
+        if !uniform {
+            return Err(BackendError::Unsupported {
+                what: "on CUDA: a checkpoint whose layers are FP8 only in part".into(),
+                fix: "use one with all of its layers' projections in FP8, or `--device cpu`".into(),
+            });
+        }
+        let lacking = lacking(device, blas, (operands, aligned), &shapes);
+        let library = lacking.is_none();
+        let widest = hidden.max(q_width).max(spec.ffn);
+        let rows = max_rows.next_multiple_of(ROW_ALIGN);
+        let largest = shapes.iter().map(|(n, k)| n * k).max().unwrap_or(0);
+        Ok(Self {
+            operands,
+            scales,
+            codes: device.alloc_zeroed("activation codes", if library { rows * widest } else { 0 })?,
+            row_scales: device
+                .alloc_zeroed("activation scales", if library { rows * widest.div_ceil(128) * 4 } else { 0 })?,
+            lacking,
+            dense: (!library).then(|| device.alloc("dequantised weights", largest * 2)).transpose()?,
+        })
+    }
+
+    /// What an operator should know: many rows cost more than they would elsewhere.
+    pub fn remark(&self) -> Option<String> {
+        self.lacking.as_ref().map(|why| {
+            format!("FP8 prompts run on weights turned back into 16 bits: cuBLASLt has no product for {why}")
+        })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.codes.bytes + self.row_scales.bytes + self.dense.as_ref().map_or(0, |dense| dense.bytes)
+    }
+}
+
+/// What keeps the library from FP8 products of these `(n, k)`; `None`: it has them.
+fn lacking(
+    device: &Device,
+    blas: &mut Blas,
+    (operands, aligned): (Operands, bool),
+    shapes: &[(usize, usize)],
+) -> Option<String> {
+    // Compute capability 8.9 is the first with FP8 products; an older one may be asked for on a newer card.
+    if device.arch < 89 {
+        return Some(format!("compute capability {} / 10", device.arch));
+    }
+    if !aligned {
+        return Some("weights whose parts do not end at a block's border".into());
+    }
+    shapes.iter().find_map(|&(n, k)| {
+        if !k.is_multiple_of(128) || !n.is_multiple_of(16) {
+            return Some(format!("a matrix of {n} x {k}"));
+        }
+        let product = Product { m: 32, n, k, add: false, f32_out: false, operands };
+        blas.check(product).err().map(|error| error.to_string())
+    })
+}
+
+impl Forward<'_> {
+    /// Whether products of so many rows take FP8 activations.
+    fn quantised(&self, rows: usize) -> Option<&Fp8Work> {
+        self.fp8.filter(|fp8| rows > FEW_ROWS_MAX && fp8.dense.is_none())
+    }
+
+    /// Whether the library sums bare codes, for the next kernel to scale.
+    fn raw(&self, rows: usize) -> bool {
+        rows <= RAW_ROWS_MAX && !self.every_row && self.quantised(rows).is_some_and(|fp8| fp8.scales == Fp8Scales::Rows)
+    }
+
+    fn fp8_kernels(&self) -> &Fp8Kernels {
+        self.kernels.products.fp8.as_ref().expect("compiled for every model with FP8 weights")
+    }
+
+    /// A product of normed rows of the residual stream. `pick` 0: the rows as they are, else an index of rows.
+    pub(crate) fn normed_product(
+        &mut self,
+        epilogue: Epilogue,
+        out: u64,
+        (norm, pick): (&Buffer, u64),
+        matrix: &Matrix,
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<(), BackendError> {
+        let normed = self.work.normed.pointer;
+        match matrix {
+            Matrix::Fp8 { .. } if self.quantised(m).is_some() => {
+                self.norm_behind_fp8(norm, pick, m, true)?;
+                self.library(epilogue, out, 0, matrix, (m, n, k))
+            }
+            Matrix::Fp8 { .. } if m <= FEW_ROWS_MAX => {
+                self.norm_with(&self.fp8_kernels().norm_f16, norm, pick, m)?;
+                let role = if epilogue == Epilogue::SiluMul { Role::GateUp } else { Role::Qkv };
+                self.few_rows_fp8(role, out, normed, matrix, (m, n, k))
+            }
+            _ => {
+                if self.pending == 0 {
+                    self.norm_with(&self.kernels.rms_norm, norm, pick, m)?;
+                } else {
+                    self.norm_behind_fp8(norm, pick, m, false)?;
+                }
+                self.product(epilogue, out, normed, matrix, (m, n, k))
+            }
+        }
+    }
+
+    /// Rows of `h` after the last norm and, with `logits` to write to, times the head. Where the result lies.
+    pub(crate) fn head_rows(&mut self, picks: u64, rows: usize, logits: Option<u64>) -> Result<u64, BackendError> {
+        let model = self.model;
+        let Some(DeviceOp::Head { norm, weight }) = model.ops.last() else {
+            return Err(fault("prompt outputs", "the model has no head"));
+        };
+        match logits {
+            Some(out) => {
+                let shape = (rows, model.vocab, model.hidden);
+                self.normed_product(Epilogue::StoreF32, out, (norm, picks), weight, shape)?;
+                Ok(out)
+            }
+            None => {
+                self.norm_with(&self.kernels.rms_norm, norm, picks, rows)?;
+                Ok(self.work.normed.pointer)
+            }
+        }
+    }
+
+    /// The norm of rows that may still lack the sums of the product before: to codes, or to 16 bits.
+    fn norm_behind_fp8(&mut self, norm: &Buffer, pick: u64, m: usize, codes: bool) -> Result<(), BackendError> {
+        let fp8 = self.fp8.expect("the model has FP8 products");
+        let (kernel, out) = match codes {
+            true => (&self.fp8_kernels().norm_codes, fp8.codes.pointer),
+            false => (&self.fp8_kernels().norm_half, self.work.normed.pointer),
+        };
+        let args = Args::default()
+            .pointer(out)
+            .pointer(fp8.row_scales.pointer)
+            .int(m.next_multiple_of(ROW_ALIGN))
+            .pointer(self.work.h.pointer)
+            .pointer(norm.pointer)
+            .pointer(pick)
+            .pointer(if self.pending == 0 { 0 } else { self.work.gate_up.pointer })
+            .pointer(self.pending)
+            .int(self.model.hidden)
+            .float(self.model.eps);
+        kernel.launch(self.device, Shape::new(m as u32, 256), args)?;
+        self.pending = 0;
+        Ok(())
+    }
+
+    /// `h += W attended`.
+    pub(crate) fn out(&mut self, matrix: &Matrix, (m, n, k): (usize, usize, usize)) -> Result<(), BackendError> {
+        let (h, attended) = (self.work.h.pointer, self.work.attended.pointer);
+        match matrix {
+            Matrix::Fp8 { .. } if m <= FEW_ROWS_MAX => self.few_rows_fp8(Role::Out, h, attended, matrix, (m, n, k)),
+            _ => self.product(Epilogue::AddResidual, h, attended, matrix, (m, n, k)),
+        }
+    }
+
+    /// `h += W act`, behind the product that made `act`: with FP8 weights its rows are codes, or scaled f16.
+    pub(crate) fn down(&mut self, matrix: &Matrix, (m, n, k): (usize, usize, usize)) -> Result<(), BackendError> {
+        let (h, act) = (self.work.h.pointer, self.work.act.pointer);
+        match matrix {
+            Matrix::Fp8 { .. } if m <= FEW_ROWS_MAX => self.few_rows_fp8(Role::Down, h, act, matrix, (m, n, k)),
+            Matrix::Fp8 { .. } if self.quantised(m).is_some() => {
+                self.library(Epilogue::AddResidual, h, 0, matrix, (m, n, k))
+            }
+            _ => self.product(Epilogue::AddResidual, h, act, matrix, (m, n, k)),
+        }
+    }
+
+    /// `(rows, n, k)`, of rows in the model's 16-bit type; for [`Epilogue::SiluMul`] the matrix holds `n` rows of the gate
+    /// and as many of `up`.
+    fn product(
+        &mut self,
+        epilogue: Epilogue,
+        out: u64,
+        x: u64,
+        matrix: &Matrix,
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<(), BackendError> {
+        match (matrix, self.quantised(m)) {
+            (Matrix::Half(weights), _) if m <= FEW_ROWS_MAX => {
+                let up = weights.pointer + (n * k * 2) as u64;
+                let (tile, silu) = (tile_of(m), epilogue == Epilogue::SiluMul);
+                let args =
+                    Args::default().pointer(out).pointer(x).pointer(weights.pointer).pointer(up).int(m).int(n).int(k);
+                let blocks = n.div_ceil(TILE_ROWS) as u32;
+                let shape = Shape::new(blocks, 256).shared(few_rows_shared(TILES[tile], silu));
+                return self.kernels.products.few_rows[tile][epilogue as usize].launch(self.device, shape, args);
+            }
+            (Matrix::Fp8 { .. }, Some(fp8)) => {
+                let args = Args::default()
+                    .pointer(fp8.codes.pointer)
+                    .pointer(fp8.row_scales.pointer)
+                    .int(m.next_multiple_of(ROW_ALIGN))
+                    .pointer(x)
+                    .int(k);
+                self.fp8_kernels().quantize.launch(self.device, Shape::new(m as u32, 256), args)?;
+            }
+            _ => {}
+        }
+        self.library(epilogue, out, x, matrix, (m, n, k))
+    }
+
+    fn few_rows_fp8(
+        &self,
+        role: Role,
+        out: u64,
+        x: u64,
+        matrix: &Matrix,
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<(), BackendError> {
+        let Matrix::Fp8 { codes, scales, .. } = matrix else {
+            return Err(fault("an FP8 product", "its weights are not FP8"));
+        };
+        let tile_scales = match self.fp8.map(|fp8| fp8.scales) {
+            Some(Fp8Scales::Blocks) => k.div_ceil(128),
+            _ => TILE_ROWS,
+        };
+        let args = Args::default()
+            .pointer(out)
+            .pointer(x)
+            .pointer(codes.pointer)
+            .pointer(codes.pointer + (n * k) as u64)
+            .pointer(scales.pointer)
+            .pointer(scales.pointer + (n / TILE_ROWS * tile_scales * size_of::<f32>()) as u64)
+            .int(m)
+            .int(n)
+            .int(k);
+        let tile = tile_of(m);
+        let blocks = (n.div_ceil(TILE_ROWS) as u32).min(self.device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR);
+        let silu = matches!(role, Role::GateUp);
+        let shape = Shape::new(blocks, 256).shared(ring_shared(self.device.arch, TILES[tile], silu));
+        self.fp8_kernels().few_rows[tile][role as usize].launch(self.device, shape, args)
+    }
+
+    /// Through cuBLASLt. FP8 rows are in the work buffers when [`Self::quantised`], else `x` holds them in 16 bits.
+    fn library(
+        &mut self,
+        epilogue: Epilogue,
+        out: u64,
+        x: u64,
+        matrix: &Matrix,
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<(), BackendError> {
+        let silu = epilogue == Epilogue::SiluMul;
+        let rows = if silu { 2 * n } else { n };
+        let mut product = Product {
+            m,
+            n: rows,
+            k,
+            add: epilogue == Epilogue::AddResidual,
+            f32_out: epilogue == Epilogue::StoreF32,
+            operands: Operands::Half,
+        };
+        let to = if silu { self.work.gate_up.pointer } else { out };
+        let mut sums_of = 0;
+        let call = match (matrix, self.quantised(m)) {
+            (Matrix::Half(weights), _) => Call { out: to, x, w: weights.pointer, x_scales: 0, w_scales: 0 },
+            (Matrix::Fp8 { codes, scales, blocks }, Some(fp8)) => {
+                (product.m, product.operands) = (m.next_multiple_of(ROW_ALIGN), fp8.operands);
+                let w_scales = blocks.as_ref().unwrap_or(scales).pointer;
+                let (x, x_scales) = (fp8.codes.pointer, fp8.row_scales.pointer);
+                let mut call = Call { out: to, x, w: codes.pointer, x_scales, w_scales };
+                if self.raw(m) {
+                    (product.operands, sums_of) = (Operands::Fp8Raw, w_scales);
+                    if product.add {
+                        (product.add, call.out) = (false, self.work.gate_up.pointer);
+                    }
+                }
+                call
+            }
+            (Matrix::Fp8 { codes, scales, .. }, None) => {
+                let dense = self.fp8.and_then(|fp8| fp8.dense.as_ref()).expect("allocated where the library lacks FP8");
+                let args = Args::default().pointer(dense.pointer).pointer(codes.pointer).pointer(scales.pointer).int(k);
+                self.fp8_kernels().dequantize.launch(self.device, Shape::new(rows as u32, 256), args)?;
+                Call { out: to, x, w: dense.pointer, x_scales: 0, w_scales: 0 }
+            }
+        };
+        self.blas.run(self.device, product, call)?;
+        match epilogue {
+            Epilogue::SiluMul => self.activate(out, sums_of, (m, n)),
+            // The norm that comes next adds them.
+            Epilogue::AddResidual => {
+                self.pending = sums_of;
+                Ok(())
+            }
+            _ if sums_of != 0 => {
+                let args = Args::default().pointer(out).pointer(call.x_scales).pointer(sums_of).int(n);
+                let shape = Shape { grid: ((n / 8).div_ceil(256) as u32, m as u32), block: 256, shared_bytes: 0 };
+                self.fp8_kernels().scale_rows.launch(self.device, shape, args)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// `silu(gate) * up` of rows that the library made: to 16 bits, or to the codes that the next product reads. `sums_of`:
+    /// the scales that bare sums still need, or 0.
+    fn activate(&self, out: u64, sums_of: u64, (m, n): (usize, usize)) -> Result<(), BackendError> {
+        if let Some(fp8) = self.quantised(m) {
+            let args = Args::default()
+                .pointer(fp8.codes.pointer)
+                .pointer(fp8.row_scales.pointer)
+                .int(m.next_multiple_of(ROW_ALIGN))
+                .pointer(self.work.gate_up.pointer)
+                .pointer(sums_of)
+                .int(n);
+            return self.fp8_kernels().silu_mul.launch(self.device, Shape::new(m as u32, 256), args);
+        }
+        let args = Args::default().pointer(out).pointer(self.work.gate_up.pointer).int(n);
+        let shape = Shape { grid: ((n / 8).div_ceil(256) as u32, m as u32), block: 256, shared_bytes: 0 };
+        self.kernels.products.silu_mul.launch(self.device, shape, args)
+    }
+
+    fn norm_with(&self, kernel: &Kernel, weight: &Buffer, pick: u64, rows: usize) -> Result<(), BackendError> {
+        let args = Args::default()
+            .pointer(self.work.normed.pointer)
+            .pointer(self.work.h.pointer)
+            .pointer(weight.pointer)
+            .pointer(pick)
+            .int(self.model.hidden)
+            .float(self.model.eps);
+        kernel.launch(self.device, Shape::new(rows as u32, 256), args)
+    }
+}
+
+/// Which of [`TILES`] holds `m` rows, at most [`FEW_ROWS_MAX`].
+fn tile_of(m: usize) -> usize {
+    TILES.iter().position(|&tiles| m <= tiles * 8).expect("m is at most 16")
+}

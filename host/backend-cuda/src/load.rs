@@ -394,3 +394,29 @@ fn push_half(out: &mut Vec<u16>, weight: &Weight, row: usize, f16: bool) -> Resu
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use backend::weights::SharedBytes;
+
+    use super::*;
+
+    fn weight(ty: WeightType, cols: usize, bytes: Vec<u8>) -> Weight {
+        Weight::new("w", ty, 1, cols, SharedBytes::from_vec(bytes)).expect("one whole row")
+    }
+
+    /// Floats become the model's type, within its range; a block format is refused by name.
+    #[test]
+    fn rows_become_the_models_type() {
+        let bytes = [1.0f32, -1e6].iter().flat_map(|x| x.to_le_bytes()).collect();
+        let row = weight(WeightType::F32, 2, bytes);
+        for (f16, expected) in [(false, [0x3f80, 0xc974]), (true, [0x3c00, 0xfbff])] {
+            let mut out = Vec::new();
+            push_half(&mut out, &row, 0, f16).expect("floats");
+            assert_eq!(out, expected, "f16: {f16}");
+        }
+        let block = weight(WeightType::Q8_0, 32, vec![0; 34]);
+        let error = push_half(&mut Vec::new(), &block, 0, false).expect_err("no kernel").to_string();
+        assert_eq!(error, "weight `w`: Q8_0 has no CUDA kernel: bf16, f16, f32 and F8_E4M3 have; use `--device cpu`");
+    }
+}

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod fuzz;
+mod kernels;
 mod plugins;
 mod process;
 mod test;
@@ -21,6 +22,7 @@ cargo xtask plugins         rebuild the bundled components into plugins/dist
 cargo xtask plugin DIR      build the plugin in a folder: DIR/NAME.wasm and DIR/NAME.toml
 cargo xtask plugins --check compare plugins/dist with the sources it was built from
 cargo xtask tidy            repository rules: imports, lengths, environment reads, fresh components
+cargo xtask kernels         every CUDA kernel compiled for every card, with NVRTC from PyPI
 cargo xtask fuzz [SECONDS]  run every fuzz target (60 seconds each)
 cargo xtask bench [NAME]    speed figures, written to tests/bench/results";
 
@@ -49,6 +51,7 @@ fn run() -> Result<()> {
         ["plugins", "--check"] => plugins::run(&root, true),
         ["plugin", dir] => plugins::build_one(&root, Path::new(dir)),
         ["tidy"] => tidy::run(&root),
+        ["kernels"] => kernels::run(&root),
         ["fuzz"] => fuzz::run(&root, 60),
         ["fuzz", seconds] => fuzz::run(&root, seconds.parse()?),
         ["bench", rest @ ..] => bench::run(&root, rest),

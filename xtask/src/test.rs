@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::process::{Step, cargo, has};
-use crate::{fuzz, plugins, tidy};
+use crate::{fuzz, kernels, plugins, tidy};
 
 /// Seconds per fuzz target.
 const FUZZ_SECONDS: u32 = 60;
@@ -25,6 +25,7 @@ pub fn run(root: &Path) -> Result<()> {
     stage.run("plugins, natively", || tests(&guests))?;
     stage.run("host", || tests(root))?;
     stage.run("plugins, rebuilt", || plugins::rebuild_and_test(root))?;
+    stage.run("kernels", || kernels::run(root))?;
     stage.run("fuzz", || fuzz::run(root, FUZZ_SECONDS))?;
     stage.report();
     Ok(())

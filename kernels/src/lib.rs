@@ -49,6 +49,7 @@ sources! {
     FEW_ROWS_FP8 = "few_rows_fp8",
     ROPE_KV = "rope_kv",
     ATTEND_DECODE = "attend_decode",
+    ATTEND_DECODE_SM90 = "attend_decode_sm90",
     ATTEND_MERGE = "attend_merge",
     ATTEND_PREFILL = "attend_prefill",
     ATTEND_PREFILL_SM90 = "attend_prefill_sm90",

@@ -9,11 +9,11 @@ use backend::BackendError;
 use backend::load::LoadOptions;
 use backend::ops::{AttentionShape, ModelSpec};
 
+use crate::attention::{Decode, PrefillLaunch, TensorMaps};
 use crate::blas::Blas;
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
 use crate::launch::{Args, Shape};
-use crate::prefill::{PrefillLaunch, TensorMaps};
 use crate::products::{Epilogue, Fp8Scales, Fp8Work, Matrix, ProductKernels, ROW_ALIGN};
 use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload};
 
@@ -101,9 +101,7 @@ pub struct Kernels {
     pub rms_norm: Kernel,
     pub products: ProductKernels,
     pub rope_kv: Kernel,
-    pub attend_decode: Kernel,
-    /// It also norms and rotates, and stores the new keys and values: for steps of single rows.
-    pub rope_attend_decode: Kernel,
+    pub attend_decode: Decode,
     pub attend_merge: Kernel,
     pub attend_prefill: Kernel,
     pub prefill: PrefillLaunch,
@@ -127,8 +125,7 @@ impl Kernels {
             rms_norm: compiler.kernel(kernels::RMS_NORM, &[("F16", 0)])?,
             products: ProductKernels::compile(compiler, fp8)?,
             rope_kv: compiler.kernel(kernels::ROPE_KV, &[])?,
-            attend_decode: compiler.kernel(kernels::ATTEND_DECODE, &[("ROPE", 0)])?,
-            rope_attend_decode: compiler.kernel(kernels::ATTEND_DECODE, &[("ROPE", 1)])?,
+            attend_decode: Decode::compile(compiler, shape)?,
             attend_merge: compiler.kernel(kernels::ATTEND_MERGE, &[])?,
             attend_prefill,
             prefill,
@@ -458,11 +455,8 @@ impl Forward<'_> {
                     .pointer(norms.1.map_or(0, |b| b.pointer))
                     .pointer(model.rotation.pointer)
                     .float(model.eps);
-            let kernel = match size.prefill_rows {
-                0 => &self.kernels.rope_attend_decode,
-                _ => &self.kernels.attend_decode,
-            };
-            kernel.launch(self.device, Shape::new(self.device.multiprocessors * 4, 128), args)?;
+            let rope = size.prefill_rows == 0;
+            self.kernels.attend_decode.of(size.decodes).launch(self.device, rope, args)?;
             let args = Args::default()
                 .pointer(w.attended.pointer)
                 .pointer(w.part_o.pointer)

@@ -5,13 +5,13 @@
 //! launches; `load.rs` puts a model on the card; `device.rs`, `compile.rs`, `launch.rs` and `blas.rs` are the layer above
 //! the driver. The kernels themselves are in the crate `kernels`, each with its formula and shapes at the head.
 
+mod attention;
 mod blas;
 mod compile;
 mod device;
 mod forward;
 mod launch;
 mod load;
-mod prefill;
 mod products;
 mod prompt;
 mod seats;

@@ -8,12 +8,12 @@ use backend::weights::{Weight, WeightId, WeightType};
 use contract::PAGE_TOKENS;
 use cudarc::driver::result;
 
+use crate::attention::TensorMaps;
 use crate::blas::Blas;
 use crate::compile::{Compiler, Target};
 use crate::device::{Buffer, Device, DeviceOptions, fault};
 use crate::forward::{DeviceModel, DeviceOp, Kernels, Workspace};
 use crate::launch::{Args, Shape};
-use crate::prefill::TensorMaps;
 use crate::products::{Fp8Scales, Fp8Work, Matrix};
 use crate::step::CudaBackend;
 

@@ -96,20 +96,8 @@ __device__ __forceinline__ u64 operand(u32 shared) {
     return (u64)((shared & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 
-// --- barriers in shared memory, and copies that report to them --------------------------------------------------------
+// --- copies of boxes, reported to a barrier in shared memory -----------------------------------------------------------
 
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity) : "memory");
-}
 __device__ __forceinline__ void copy_box2(u32 to, const void *map, int x, int y, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier) : "memory");
 }
@@ -163,8 +151,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(FREE_V(s), CONSUMERS / WARP);
         }
         barrier_init(FULL_Q, 1);
-        barrier_init(FREE_Q, CONSUMERS / WARP);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barrier_init(FREE_Q, CONSUMERS);
+        barriers_ready();
     }
     __syncthreads();
     wait_previous();
@@ -322,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         settled(score);
         release(FREE_K(k.stage));
         k.advance();
-        if (tile.blocks == 1) release(FREE_Q);
+        if (tile.blocks == 1) barrier_arrive(FREE_Q);
         softmax(0);
         pack();
         for (int n = 1; n < tile.blocks; n++) {
@@ -337,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             settled(score);
             release(FREE_K(k.stage));
             k.advance();
-            if (n == tile.blocks - 1) release(FREE_Q);
+            if (n == tile.blocks - 1) barrier_arrive(FREE_Q);
             softmax(n);
             bool same = !__any_sync(FULL, f0 != 1.f || f1 != 1.f || sum[0] + sum[1] + (sum[2] + sum[3]) < 0.f);
             if (same) {

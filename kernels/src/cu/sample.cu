@@ -51,6 +51,12 @@ __device__ __forceinline__ float load_logit(const float *x) {
     return y;
 }
 
+__device__ __forceinline__ float4 load_logits4(const float *x) {
+    float4 y;
+    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(y.x), "=f"(y.y), "=f"(y.z), "=f"(y.w) : "l"(x) : "memory");
+    return y;
+}
+
 __device__ Best block_best(Best x, Best *shared) {
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1)
@@ -64,46 +70,109 @@ __device__ Best block_best(Best x, Best *shared) {
         x = better(x, Best{__shfl_xor_sync(FULL, x.value, o), __shfl_xor_sync(FULL, x.token, o)});
     return x;
 }
-__device__ float block_sum(float x, float *shared) {
-    x = warp_sum(x);
+__device__ u64 block_sum(u64 x, u64 *shared) {
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(FULL, x, o);
     __syncthreads();
     if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = x;
     __syncthreads();
-    return warp_sum(shared[threadIdx.x % WARP]);
+    x = shared[threadIdx.x % WARP];
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(FULL, x, o);
+    return x;
 }
 
-// The largest threshold such that the elements at or above it have weight >= wanted, and at least `wanted` of it:
-// four passes of 8 bits from the top over ordered floats. `by_mass`: weight is exp(x - max), else 1 per element.
-__device__ u32 threshold(const float *x, int n, float max, bool by_mass, float wanted, u32 floor, float *histogram) {
+// Whole-number weights, so that the order in which threads add them does not matter: 1 a token, or its probability in
+// 2^-27ths of the likeliest one's. Sums of 14 low and of the high bits each fit 32 bits, which shared memory can add.
+#define LOW_BITS 14
+#define COPIES 8
+struct Histogram {
+    u32 low[COPIES][256], high[COPIES][256];
+    u64 above;
+    u32 bin;
+};
+__device__ __forceinline__ u32 weight(float y, float max, bool by_mass) {
+    return by_mass ? __float2uint_rn(__expf(y - max) * 134217728.f) : 1;
+}
+
+// The bin, from the top, in which the weights summed reach `wanted`, and what lies above it.
+__device__ void find_bin(Histogram &h, u64 above, u64 wanted) {
+    __syncthreads();
+    if (threadIdx.x < 256)
+        for (int c = 1; c < COPIES; c++) {
+            h.low[0][threadIdx.x] += h.low[c][threadIdx.x];
+            h.high[0][threadIdx.x] += h.high[c][threadIdx.x];
+        }
+    __syncthreads();
+    if (threadIdx.x < WARP) {
+        int lane = threadIdx.x;
+        u64 w[8], own = 0, until;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int bin = 255 - 8 * lane - j;
+            w[j] = ((u64)h.high[0][bin] << LOW_BITS) + h.low[0][bin];
+            own += w[j];
+        }
+        until = own;
+#pragma unroll
+        for (int o = 1; o < WARP; o *= 2) {
+            u64 other = __shfl_up_sync(FULL, until, o);
+            if (lane >= o) until += other;
+        }
+        u32 reached = __ballot_sync(FULL, above + until >= wanted);
+        if (lane == (reached ? __ffs(reached) - 1 : WARP - 1)) {
+            u64 sum = above + until - own;
+            int j = 0;
+            for (; j < 7 && sum + w[j] < wanted; j++) sum += w[j];
+            h.bin = 255 - 8 * lane - j;
+            h.above = sum;
+        }
+    }
+    __syncthreads();
+}
+
+// The largest threshold such that the elements at or above it have weight >= wanted: four passes of 8 bits from the top
+// over ordered floats. Elements below `floor` do not count.
+__device__ u32 threshold(const float *x, int n, float max, bool by_mass, u64 wanted, u32 floor, Histogram &h) {
     u32 prefix = 0;
-    float above = 0.f;
-    __shared__ u32 chosen;
-    __shared__ float chosen_above;
+    u64 above = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
         __syncthreads();
-        if (threadIdx.x < 256) histogram[threadIdx.x] = 0.f;
+        for (int i = threadIdx.x; i < COPIES * 256; i += THREADS) h.low[0][i] = h.high[0][i] = 0;
         __syncthreads();
+        int copy = threadIdx.x / WARP % COPIES;
         for (int i = threadIdx.x; i < n; i += THREADS) {
             float y = load_logit(x + i);
             u32 key = ordered(y);
             if (key < floor || y == NEG_INF) continue;
             if (shift < 24 && key >> (shift + 8) != prefix >> (shift + 8)) continue;
-            atomicAdd(&histogram[key >> shift & 255], by_mass ? __expf(y - max) : 1.f);
+            u32 w = weight(y, max, by_mass);
+            if (w & ((1 << LOW_BITS) - 1)) atomicAdd(&h.low[copy][key >> shift & 255], w & ((1 << LOW_BITS) - 1));
+            if (w >> LOW_BITS) atomicAdd(&h.high[copy][key >> shift & 255], w >> LOW_BITS);
         }
+        find_bin(h, above, wanted);
+        prefix |= h.bin << shift;
+        above = h.above;
+    }
+    return prefix;
+}
+
+// A bound that at least `k` elements reach: the k-th of the threads' own maxima. 0 where k is beyond the threads.
+__device__ u32 bound_of(const float *x, int n, int k, Histogram &h) {
+    if (k > THREADS) return 0;
+    u32 best = 0;
+    for (int i = threadIdx.x; i < n; i += THREADS) best = max(best, ordered(load_logit(x + i)));
+    u32 prefix = 0;
+    u64 above = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
         __syncthreads();
-        if (threadIdx.x == 0) {
-            float sum = above;
-            int bin = 255;
-            for (; bin > 0; bin--) {
-                if (sum + histogram[bin] >= wanted) break;
-                sum += histogram[bin];
-            }
-            chosen = bin;
-            chosen_above = sum;
-        }
+        for (int i = threadIdx.x; i < COPIES * 256; i += THREADS) h.low[0][i] = h.high[0][i] = 0;
         __syncthreads();
-        prefix |= chosen << shift;
-        above = chosen_above;
+        if (shift == 24 || best >> (shift + 8) == prefix >> (shift + 8))
+            atomicAdd(&h.low[threadIdx.x / WARP % COPIES][best >> shift & 255], 1);
+        find_bin(h, above, k);
+        prefix |= h.bin << shift;
+        above = h.above;
     }
     return prefix;
 }
@@ -155,19 +224,21 @@ __device__ void adjust(float *x, int first, int last, const SeatState *seat, con
 }
 
 // The least ordered logit that the row's filters leave; scales the row in place.
-__device__ u32 filter(float *x, int vocab, float scale, const SeatState *seat, float top, float *histogram, float *sum_shared) {
+__device__ u32 filter(float *x, int vocab, float scale, const SeatState *seat, float top, Histogram &h, u64 *sums) {
     u32 floor = 0;
     for (int i = threadIdx.x; i < vocab; i += THREADS) x[i] = load_logit(x + i) * scale;
     __syncthreads();
-    if (seat->top_k > 0 && seat->top_k < vocab) floor = threshold(x, vocab, top, false, (float)seat->top_k, 0, histogram);
+    if (seat->top_k > 0 && seat->top_k < vocab)
+        floor = threshold(x, vocab, top, false, seat->top_k, bound_of(x, vocab, seat->top_k, h), h);
     if (seat->top_p < 1.f) {
-        float mass = 0.f;
+        u64 mass = 0;
         for (int i = threadIdx.x; i < vocab; i += THREADS) {
             float y = load_logit(x + i);
-            if (ordered(y) >= floor) mass += __expf(y - top);
+            if (ordered(y) >= floor) mass += weight(y, top, true);
         }
-        mass = block_sum(mass, sum_shared);
-        floor = max(floor, threshold(x, vocab, top, true, seat->top_p * mass, floor, histogram));
+        mass = block_sum(mass, sums);
+        u64 wanted = (u64)ceil((double)seat->top_p * (double)mass);
+        floor = max(floor, threshold(x, vocab, top, true, wanted, floor, h));
     }
     if (seat->min_p > 0.f) floor = max(floor, ordered(top + logf(seat->min_p)));
     return floor;
@@ -179,8 +250,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(float *logits, Seat
                                                             int vocab, Part *parts, u32 *arrived, int *out_token, int *out_end,
                                                             int *out_done) {
     __shared__ Best best_shared[32];
-    __shared__ float sum_shared[32];
-    __shared__ float histogram[256];
+    __shared__ u64 sums[32];
+    __shared__ Histogram histogram;
     __shared__ bool is_last;
     wait_previous();
     start_next();
@@ -189,19 +260,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(float *logits, Seat
     SeatState *seat = &seats[run.seat];
     float *x = logits + (long long)emitted * vocab;
     int drawn = seat->position + run.rows;  // position of the token that is drawn
-    int length = (vocab + gridDim.x - 1) / gridDim.x, first = min(vocab, (int)blockIdx.x * length), last = min(vocab, first + length);
+    int length = ((vocab + gridDim.x - 1) / gridDim.x + 3) / 4 * 4, first = min(vocab, (int)blockIdx.x * length), last = min(vocab, first + length);
     adjust(x, first, last, seat, counts + (long long)run.seat * vocab, mask >= 0 ? masks + (long long)mask * mask_words : 0);
 
     float scale = seat->temperature > 0.f ? 1.f / seat->temperature : 1.f;
     bool filtered = (seat->top_k > 0 && seat->top_k < vocab) || seat->top_p < 1.f || seat->min_p > 0.f;
     Part part = {{NEG_INF, 0x7fffffff}, {NEG_INF, 0x7fffffff}};
-    // Four independent loads at a time.
-    for (int i = first + threadIdx.x; i < last; i += 4 * THREADS) {
-        float y[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) y[j] = i + j * THREADS < last ? load_logit(x + i + j * THREADS) : NEG_INF;
-#pragma unroll
-        for (int j = 0; j < 4; j++) part.top = better(part.top, Best{y[j] * scale, i + j * THREADS});
+    auto see = [&](float y, int i) { part.top = better(part.top, Best{y * scale, i}); };
+    if (vocab % 4 == 0) {
+        for (int i = first + 4 * threadIdx.x; i < last; i += 8 * THREADS) {
+            int next = i + 4 * THREADS;
+            float4 y = load_logits4(x + i), z = next < last ? load_logits4(x + next) : make_float4(NEG_INF, NEG_INF, NEG_INF, NEG_INF);
+            see(y.x, i), see(y.y, i + 1), see(y.z, i + 2), see(y.w, i + 3);
+            see(z.x, next), see(z.y, next + 1), see(z.z, next + 2), see(z.w, next + 3);
+        }
+    } else {
+        for (int i = first + threadIdx.x; i < last; i += THREADS) see(load_logit(x + i), i);
     }
     part.top = block_best(part.top, best_shared);
     if (seat->temperature > 0.f && !filtered)
@@ -223,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(float *logits, Seat
     int token = top.token;
     if (seat->temperature > 0.f && !filtered) token = block_best(part.drawn, best_shared).token;
     if (seat->temperature > 0.f && filtered) {
-        u32 floor = filter(x, vocab, scale, seat, top.value, histogram, sum_shared);
+        u32 floor = filter(x, vocab, scale, seat, top.value, histogram, sums);
         token = draw(x, 0, vocab, 1.f, floor, top, drawn, seat->seed, best_shared).token;
     }
     __syncthreads();

@@ -1,12 +1,14 @@
-//! Prefill attention: the kernel that a card and a head size get, and the tensor maps that Hopper's copies through.
+//! Attention: the kernels that a card and a head size get, and the tensor maps that Hopper's prefill copies through.
 
 use backend::BackendError;
 use backend::ops::AttentionShape;
 use cudarc::driver::sys;
 use kernels::Source;
 
+use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
-use crate::forward::tile_tokens;
+use crate::forward::{SPLIT, tile_tokens};
+use crate::launch::{Args, Shape};
 
 /// Queries, keys and values of a layer, 128 bytes each.
 const LAYER_MAPS: usize = 3;
@@ -34,6 +36,76 @@ impl PrefillLaunch {
         let buffers = if shape.head_dim <= 128 { 2 } else { 1 };
         Self { source: kernels::ATTEND_PREFILL, threads: 256, shared_bytes: buffers * page_bytes, mapped: false }
     }
+}
+
+/// Rows of a decode step from which Hopper's kernel wins: below, its shared memory keeps it from starting early.
+const MANY_ROWS: usize = 17;
+
+/// Decode attention of one kind: as a step with prompts needs it, and with norm and rotation inside.
+pub struct DecodeKernels {
+    plain: Kernel,
+    rope: Kernel,
+    threads: u32,
+    shared_bytes: u32,
+    blocks_per_multiprocessor: u32,
+}
+
+impl DecodeKernels {
+    fn compile(
+        compiler: &mut Compiler<'_>,
+        source: Source,
+        stages: usize,
+        (threads, shared_bytes, blocks_per_multiprocessor): (u32, u32, u32),
+    ) -> Result<Self, BackendError> {
+        let mut kernel = |rope| {
+            let kernel = compiler.kernel(source, &[("ROPE", rope), ("STAGES", stages)])?;
+            kernel.allow_shared(shared_bytes)?;
+            Ok::<_, BackendError>(kernel)
+        };
+        Ok(Self { plain: kernel(0)?, rope: kernel(1)?, threads, shared_bytes, blocks_per_multiprocessor })
+    }
+
+    /// `rope`: no other kernel has normed and rotated the rows.
+    pub fn launch(&self, device: &Device, rope: bool, args: Args) -> Result<(), BackendError> {
+        let blocks = device.multiprocessors * self.blocks_per_multiprocessor;
+        let kernel = if rope { &self.rope } else { &self.plain };
+        kernel.launch(device, Shape::new(blocks, self.threads).shared(self.shared_bytes), args)
+    }
+}
+
+/// Decode attention by the number of rows; the results are the same to the bit.
+pub struct Decode {
+    few: DecodeKernels,
+    many: Option<DecodeKernels>,
+}
+
+impl Decode {
+    pub fn compile(compiler: &mut Compiler<'_>, shape: &AttentionShape) -> Result<Self, BackendError> {
+        let few = DecodeKernels::compile(compiler, kernels::ATTEND_DECODE, 0, (128, 0, 4))?;
+        let many = hopper_ring(shape)
+            .filter(|_| compiler.target.arch == 90)
+            .map(|shared| DecodeKernels::compile(compiler, kernels::ATTEND_DECODE_SM90, RING_STAGES, (288, shared, 1)))
+            .transpose()?;
+        Ok(Self { few, many })
+    }
+
+    pub fn of(&self, rows: usize) -> &DecodeKernels {
+        self.many.as_ref().filter(|_| rows >= MANY_ROWS).unwrap_or(&self.few)
+    }
+}
+
+/// Work items on their way in a block of Hopper's decode attention; a third changed nothing.
+const RING_STAGES: usize = 2;
+
+/// Bytes of shared memory of Hopper's decode attention, where they fit.
+fn hopper_ring(shape: &AttentionShape) -> Option<u32> {
+    let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
+    const SHARED_MAX: usize = 227 << 10;
+    const BARRIERS: usize = 128;
+    // Sums and maxima of four warps, and fresh heads, for two teams.
+    let team = (4 * group * (dim * 4 + 8) + (group + 2) * (dim + 8) * 2).next_multiple_of(16);
+    let bytes = RING_STAGES * SPLIT * 2 * dim * 2 + 2 * team + BARRIERS;
+    (bytes <= SHARED_MAX).then_some(bytes as u32)
 }
 
 /// The maps of every layer, where the kernel finds them.

@@ -1,0 +1,242 @@
+// Attention of one query token per seat on Hopper: the work of attend_decode.cu, item by item to the same bits.
+//
+// Items pass through a ring of STAGES in shared memory: one thread copies the pages of item n + STAGES - 1 in bulk while
+// two teams of four warps take turns at the items, so that memory never waits for arithmetic. A page of one head lies in
+// memory as K [64, HEAD_DIM] and V transposed [HEAD_DIM, 64], and is copied as it lies.
+//
+// Build flag ROPE = 1: the rows come as the product left them; norm and rotation of the group's queries happen here, and
+// whoever has the last split also does the new key and value and writes them into the page (see rope_kv.cu).
+#include "prelude.cuh"
+
+#define GROUP (HEADS / KV_HEADS)
+#define STEPS (HEAD_DIM / 32)
+#define TILES (HEAD_DIM / 8)
+#define WARPS 4
+#define TEAMS 2
+#define PITCH (HEAD_DIM + 8)  // padded against bank conflicts
+#define K_BYTES (PAGE * HEAD_DIM * 2)
+#define TILE_BYTES (2 * K_BYTES)
+#define STAGE_BYTES (SPLIT / PAGE * TILE_BYTES)
+// Heads that a warp prepares: of the group's queries, then the new key and value.
+#define UNITS ((GROUP + 2 + WARPS - 1) / WARPS)
+
+struct __align__(16) Team {
+    float sums[WARPS][GROUP][HEAD_DIM];
+    float2 ml[WARPS][GROUP];
+    u16 fresh[GROUP + 2][PITCH];  // queries, then the new key and value
+};
+
+__device__ __forceinline__ void copy_bulk(u32 to, const void *from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ U4 load_shared16(u32 from) {
+    U4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+    return v;
+}
+
+extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
+    attend_decode_sm90(float *part_o, float2 *part_ml, const u16 *qkv, u16 *kv, const StepInfo *step, const RunInfo *runs,
+                       const int4 *items, const int *page_table, int table_width, float scale_log2, const u16 *q_norm,
+                       const u16 *k_norm, const float2 *rotation, float eps) {
+    extern __shared__ __align__(128) u8 shared[];  // [STAGES][pages of the split], teams, barriers
+    Team *teams = (Team *)(shared + STAGES * STAGE_BYTES);
+    u32 full = shared_address(teams + TEAMS), free = full + 8 * STAGES;
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(full + 8 * s, 1);
+            barrier_init(free + 8 * s, WARPS);
+        }
+        barriers_ready();
+    }
+    __syncthreads();
+#if !ROPE
+    wait_previous();
+    start_next();
+#endif
+    // With ROPE the lists and the pages' earlier keys were complete two kernels ago: they are read before the wait.
+    int total = step->decode_items;
+    if (warp == TEAMS * WARPS) {
+        if (lane != 0) return;
+        for (int item = blockIdx.x, n = 0; item < total; item += gridDim.x, n++) {
+            int4 work = items[item];
+            RunInfo run = runs[work.x];
+            int keys = min(SPLIT, run.end - work.z * SPLIT), pages = (keys + PAGE - 1) / PAGE;
+            int rest = (keys - (pages - 1) * PAGE + 7) / 8 * 8;  // keys to read of the last page
+            u32 at = full + 8 * (n % STAGES), to = shared_address(shared) + n % STAGES * STAGE_BYTES;
+            barrier_wait(free + 8 * (n % STAGES), n / STAGES & 1 ^ 1);
+            barrier_expect(at, pages * TILE_BYTES - (PAGE - rest) * HEAD_DIM * 2);
+            for (int p = 0; p < pages; p++) {
+                int page = page_table[(long long)run.seat * table_width + work.z * (SPLIT / PAGE) + p];
+                const u8 *from = (const u8 *)kv + ((long long)page * KV_HEADS + work.y) * TILE_BYTES;
+                copy_bulk(to + p * TILE_BYTES, from, p + 1 < pages ? K_BYTES : rest * HEAD_DIM * 2, at);
+                copy_bulk(to + p * TILE_BYTES + K_BYTES, from + K_BYTES, K_BYTES, at);
+            }
+        }
+        return;
+    }
+    int number = warp / WARPS;
+    Team &team = teams[number];
+    warp %= WARPS;
+    auto team_sync = [&]() { asm volatile("bar.sync %0, %1;" ::"r"(1 + number), "n"(WARPS * WARP) : "memory"); };
+    bool holds = lane * PAIRS < HEAD_DIM / 2;
+    int j0 = holds ? lane * PAIRS : 0;
+#if ROPE
+    float q_lo[PAIRS], q_hi[PAIRS], k_lo[PAIRS], k_hi[PAIRS];  // weights of the norms
+    if (q_norm) {
+        load_pairs(q_lo, q_norm + j0);
+        load_pairs(q_hi, q_norm + j0 + HEAD_DIM / 2);
+        load_pairs(k_lo, k_norm + j0);
+        load_pairs(k_hi, k_norm + j0 + HEAD_DIM / 2);
+    }
+    bool waited = false;
+#endif
+    for (int item = blockIdx.x + number * gridDim.x, n = number; item < total; item += TEAMS * gridDim.x, n += TEAMS) {
+        int4 work = items[item];
+        RunInfo run = runs[work.x];
+        int key0 = work.z * SPLIT + warp * 32, newest = run.end - 1;
+        bool live = key0 < run.end, writes = ROPE && work.z == newest / SPLIT;
+        const u16 *row = qkv + (long long)run.row0 * HEADS_ALL * HEAD_DIM;
+#if ROPE
+        float2 turn[PAIRS];
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++) turn[p] = rotation[(long long)newest * (HEAD_DIM / 2) + j0 + p];
+        if (!waited) {
+            wait_previous();
+            start_next();
+            waited = true;
+        }
+#endif
+        float lo[UNITS][PAIRS], hi[UNITS][PAIRS];
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            int head = u * WARPS + warp;
+            head = head < GROUP ? work.y * GROUP + head : HEADS + min(head - GROUP, 1) * KV_HEADS + work.y;
+            load_pairs(lo[u], row + head * HEAD_DIM + j0);
+            load_pairs(hi[u], row + head * HEAD_DIM + j0 + HEAD_DIM / 2);
+        }
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            int unit = u * WARPS + warp;
+            if (unit >= GROUP + (writes ? 2 : 0)) break;
+#if ROPE
+            if (unit < GROUP + 1) {
+                if (q_norm && unit < GROUP) norm_head(lo[u], hi[u], q_lo, q_hi, holds, eps);
+                if (q_norm && unit == GROUP) norm_head(lo[u], hi[u], k_lo, k_hi, holds, eps);
+                rotate_head(lo[u], hi[u], turn);
+            }
+#endif
+            if (!holds) continue;
+            store_pairs(&team.fresh[unit][j0], lo[u]);
+            store_pairs(&team.fresh[unit][j0 + HEAD_DIM / 2], hi[u]);
+        }
+        u8 *stage = shared + n % STAGES * STAGE_BYTES;
+        barrier_wait(full + 8 * (n % STAGES), n / STAGES & 1);
+        team_sync();
+        if (writes) {
+            int page = page_table[(long long)run.seat * table_width + newest / PAGE], slot = newest % PAGE;
+            u16 *far = kv + ((long long)page * KV_HEADS + work.y) * 2 * PAGE * HEAD_DIM;
+            u16 *near = (u16 *)(stage + newest % SPLIT / PAGE * TILE_BYTES);
+            for (int d = threadIdx.x % (WARPS * WARP); d < HEAD_DIM; d += WARPS * WARP) {
+                far[slot * HEAD_DIM + d] = near[slot * HEAD_DIM + d] = team.fresh[GROUP][d];
+                far[PAGE * HEAD_DIM + d * PAGE + slot] = near[PAGE * HEAD_DIM + d * PAGE + slot] = team.fresh[GROUP + 1][d];
+            }
+            // The stage's next tenant comes by the copy engine.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            team_sync();
+        }
+        float score[4][4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) score[j][c] = 0.f;
+        float o[TILES][4];
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) o[i][c] = 0.f;
+        float max0 = NEG_INF, max1 = NEG_INF, sum0 = 0.f, sum1 = 0.f;
+        if (live) {
+            u32 keys = shared_address(stage) + warp * 32 / PAGE * TILE_BYTES, values = keys + K_BYTES + warp * 32 % PAGE * 2 + 16 * t;
+            keys += (warp * 32 % PAGE + 8 * (g / 2) + g % 2) * HEAD_DIM * 2 + 16 * t;
+            u32 queries = shared_address(&team.fresh[0][0]) + 16 * t;
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
+                U4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
+                if (g < GROUP) a = load_shared16(queries + g * PITCH * 2 + 64 * s);
+                if (g + 8 < GROUP) b = load_shared16(queries + (g + 8) * PITCH * 2 + 64 * s);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    U4 k = load_shared16(keys + 2 * j * HEAD_DIM * 2 + 64 * s);
+                    mma(score[j], a.x, b.x, a.y, b.y, k.x, k.y);
+                    mma(score[j], a.z, b.z, a.w, b.w, k.z, k.w);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    bool seen = key0 + 8 * t + 2 * j + (c & 1) < run.end;
+                    score[j][c] = seen ? score[j][c] * scale_log2 : NEG_INF;
+                    if (c < 2) max0 = fmaxf(max0, score[j][c]);
+                    else max1 = fmaxf(max1, score[j][c]);
+                }
+            max0 = fmaxf(max0, __shfl_xor_sync(FULL, max0, 1));
+            max0 = fmaxf(max0, __shfl_xor_sync(FULL, max0, 2));
+            max1 = fmaxf(max1, __shfl_xor_sync(FULL, max1, 1));
+            max1 = fmaxf(max1, __shfl_xor_sync(FULL, max1, 2));
+            u32 p[4][2];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float e0 = exp2f(score[j][0] - max0), e1 = exp2f(score[j][1] - max0);
+                float e2 = exp2f(score[j][2] - max1), e3 = exp2f(score[j][3] - max1);
+                sum0 += e0 + e1;
+                sum1 += e2 + e3;
+                p[j][0] = half_pack(e0, e1);
+                p[j][1] = half_pack(e2, e3);
+            }
+            sum0 += __shfl_xor_sync(FULL, sum0, 1);
+            sum0 += __shfl_xor_sync(FULL, sum0, 2);
+            sum1 += __shfl_xor_sync(FULL, sum1, 1);
+            sum1 += __shfl_xor_sync(FULL, sum1, 2);
+#pragma unroll
+            for (int i = 0; i < TILES; i++) {
+                U4 v = load_shared16(values + (8 * i + g) * PAGE * 2);
+                mma(o[i], p[0][0], p[0][1], p[1][0], p[1][1], v.x, v.y);
+                mma(o[i], p[2][0], p[2][1], p[3][0], p[3][1], v.z, v.w);
+            }
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(free + 8 * (n % STAGES));
+        if (g < GROUP) {
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+                *(float2 *)&team.sums[warp][g][8 * i + 2 * t] = make_float2(o[i][0], o[i][1]);
+            if (t == 0) team.ml[warp][g] = make_float2(max0, sum0);
+        }
+        if (g + 8 < GROUP) {
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+                *(float2 *)&team.sums[warp][(g + 8) % GROUP][8 * i + 2 * t] = make_float2(o[i][2], o[i][3]);
+            if (t == 0) team.ml[warp][(g + 8) % GROUP] = make_float2(max1, sum1);
+        }
+        team_sync();
+        for (int i = threadIdx.x % (WARPS * WARP); i < GROUP * HEAD_DIM; i += WARPS * WARP) {
+            int r = i / HEAD_DIM, d = i % HEAD_DIM;
+            float top = fmaxf(fmaxf(team.ml[0][r].x, team.ml[1][r].x), fmaxf(team.ml[2][r].x, team.ml[3][r].x));
+            float sum = 0.f, y = 0.f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) {
+                float f = team.ml[w][r].x == NEG_INF ? 0.f : exp2f(team.ml[w][r].x - top);
+                sum += f * team.ml[w][r].y;
+                y += f * team.sums[w][r][d];
+            }
+            part_o[((long long)item * GROUP + r) * HEAD_DIM + d] = y;
+            if (d == 0) part_ml[(long long)item * GROUP + r] = make_float2(top, sum);
+        }
+    }
+#if ROPE
+    if (!waited) wait_previous();
+#endif
+}

@@ -37,6 +37,7 @@ pub enum Code {
     ShuttingDown,
     OutputStageFailed,
     Internal,
+    GrammarFailed,
 }
 
 impl Code {
@@ -79,6 +80,7 @@ impl Code {
         self.facts().0
     }
 
+            GrammarFailed => (INTERNAL, "grammar_failed"),
     pub fn as_str(self) -> &'static str {
         self.facts().2
     }

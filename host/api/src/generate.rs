@@ -302,3 +302,4 @@ fn generation_error(error: GenerationError) -> ApiError {
         GenerationError::Shutdown => ApiError::new(Code::ShuttingDown, message),
     }
 }
+        GenerationError::Grammar(_) => ApiError::new(Code::GrammarFailed, message),

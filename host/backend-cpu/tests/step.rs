@@ -247,10 +247,13 @@ fn masks_come_late_and_an_empty_one_ends_the_sequence() {
             Run { seat: Seat(seat), feed: Feed::Tokens(0..5), rows: 5, end_max: 5, emit: Emit::Next, masked: true };
         let step = Step { tables: &tables, runs: &[run], tokens: &prompt };
         let ticket = driver.backend.forward(&step).expect("a valid step");
-        let wrong = Mask { run: 0, row: 0, bits: &bits[..7] };
+        let wrong = Mask { run: 0, row: 0, bits: &bits[..7], forced: false };
         assert!(matches!(driver.backend.sample(ticket, &[]), Err(BackendError::InvalidStep(_))), "no mask");
         assert!(matches!(driver.backend.sample(ticket, &[wrong]), Err(BackendError::InvalidStep(_))), "short mask");
-        driver.backend.sample(ticket, &[Mask { run: 0, row: 0, bits: &bits }]).expect("a mask for the masked run");
+        driver
+            .backend
+            .sample(ticket, &[Mask { run: 0, row: 0, bits: &bits, forced: false }])
+            .expect("a mask for the masked run");
         let out = driver.backend.collect(ticket, true).expect("sampled").expect("over");
         assert_eq!(out.tokens.first().copied(), expected);
         assert_eq!(matches!(out.runs[0].fault, Some(SeatFault::Error(_))), expected.is_none());

@@ -176,7 +176,7 @@ impl ScriptBackend {
     }
 
     /// The outcome of one run, into `out`.
-    fn play(&mut self, key: u64, run: &Run, mask: Option<&[u32]>, out: &mut StepOut) {
+    fn play(&mut self, key: u64, run: &Run, mask: Option<&Mask<'_>>, out: &mut StepOut) {
         let mut entry = RunOut {
             tokens: empty(out.tokens.len()),
             accepted: 0,
@@ -191,7 +191,11 @@ impl ScriptBackend {
             entry.end = sequence.len;
             if run.emit == Emit::Next && !sequence.done {
                 sequence.unsampled = false;
-                match sequence.walk.say(mask) {
+                let said = match mask.filter(|mask| mask.forced).and_then(|mask| only_token(mask.bits)) {
+                    Some(token) => sequence.walk.forced(token),
+                    None => sequence.walk.say(mask.map(|mask| mask.bits)),
+                };
+                match said {
                     Said::Token { token, logprobs, done } => {
                         out.tokens.push(token);
                         out.logprobs.extend(logprobs);
@@ -253,7 +257,7 @@ impl Backend for ScriptBackend {
         })?;
         let choice = self.recall.choose(init.prompt, init.seed, response.plays.len());
         let play = self.script.responses[index].plays[choice].clone();
-        let walk = Walk::new(play, init.sampling.clone(), self.caps.vocab, init.generated.len() as u32);
+        let walk = Walk::new(play, init.sampling.clone(), self.caps.vocab, init.generated);
         let tokens = [init.prompt, init.generated].concat();
         let sequence = Sequence {
             walk,
@@ -315,7 +319,7 @@ impl Backend for ScriptBackend {
             if run.masked && mask.is_none() {
                 return Err(invalid(format!("run {i} of {ticket:?} is masked, but no mask came")));
             }
-            self.play(*key, run, mask.map(|mask| mask.bits), &mut out);
+            self.play(*key, run, mask, &mut out);
         }
         // Steps run one after the other, as on a device.
         let launched = self.open[index].launched;
@@ -358,4 +362,24 @@ fn empty(at: usize) -> std::ops::Range<u32> {
 }
 
 #[cfg(test)]
+/// The token of a mask that allows one.
+fn only_token(bits: &[u32]) -> Option<TokenId> {
+    let word = bits.iter().position(|&bits| bits != 0)?;
+    Some(word as TokenId * 32 + bits[word].trailing_zeros())
+}
+
+/// Numbers of a scripted model's hidden state.
+const HIDDEN: u32 = 16;
+
+/// The mean of some tokens' hidden states. A token's own is a fixed vector of numbers from -1 to 1 that differs from
+/// token to token and depends on nothing before it.
+fn pool(tokens: &[TokenId], into: &mut Vec<f32>) {
+    let number = |token: TokenId, i: u32| {
+        let mixed = token.wrapping_mul(0x9e37_79b1).wrapping_add(i.wrapping_mul(0x85eb_ca77));
+        ((mixed ^ (mixed >> 15)).wrapping_mul(0x2c1b_3c6d) >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    let mean = |i: u32| tokens.iter().map(|&token| number(token, i)).sum::<f32>() / tokens.len() as f32;
+    into.extend((0..HIDDEN).map(mean));
+}
+
 mod tests;

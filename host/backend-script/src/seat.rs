@@ -28,11 +28,16 @@ pub(crate) struct Walk {
     vocab: u32,
     /// Tokens generated so far, before any preemption too.
     generated: u32,
+    /// Where the script goes on; beyond its last token its end comes, or its start again.
+    next: usize,
 }
 
 impl Walk {
-    pub fn new(play: Play, sampling: SamplingParams, vocab: u32, generated: u32) -> Self {
-        Self { play, sampling, vocab, generated }
+    /// `generated`: what was said before a preemption.
+    pub fn new(play: Play, sampling: SamplingParams, vocab: u32, generated: &[TokenId]) -> Self {
+        let mut walk = Self { play, sampling, vocab, generated: 0, next: 0 };
+        generated.iter().for_each(|&token| walk.advance(token));
+        walk
     }
 
     pub fn play(&self) -> &Play {
@@ -41,9 +46,8 @@ impl Walk {
 
     /// The next token. `mask`: what the grammar allows.
     pub fn say(&mut self, mask: Option<&[u32]>) -> Said {
-        let index = self.generated as usize;
-        let (token, at) = match self.play.tokens.get(index) {
-            Some(&token) => (token, Some(index)),
+        let (token, at) = match self.play.tokens.get(self.next) {
+            Some(&token) => (token, Some(self.next)),
             None => match self.after_the_last() {
                 Ok(next) => next,
                 Err(said) => return said,
@@ -52,12 +56,37 @@ impl Walk {
         if mask.is_some_and(|mask| !allows(mask, token)) {
             return Said::Fault(SeatFault::ScriptViolatesGrammar { position: self.generated });
         }
+        self.said(token, at)
+    }
+
+    /// A token that the host writes in the model's place.
+    pub fn forced(&mut self, token: TokenId) -> Said {
+        self.said(token, None)
+    }
+
+    fn said(&mut self, token: TokenId, at: Option<usize>) -> Said {
         let may_stop = self.generated >= self.sampling.min_tokens;
-        self.generated += 1;
+        self.advance(token);
         Said::Token {
             token,
             logprobs: self.sampling.logprobs.map(|top| self.logprobs(token, at, usize::from(top))),
             done: may_stop && self.sampling.stop_tokens.contains(&token),
+        }
+    }
+
+    /// A forced token stands for the script's own next token of that kind: a model whose thinking is closed for it does
+    /// not close it again. Single bytes stand for nothing, as every text is full of them.
+    fn advance(&mut self, token: TokenId) {
+        self.generated += 1;
+        let tokens = &self.play.tokens;
+        let own = self.next.checked_rem(tokens.len()).map(|at| tokens[at]);
+        if own == Some(token) {
+            self.next += 1;
+        } else if token > EOS
+            && let Some(rest) = tokens.get(self.next..)
+            && let Some(ahead) = rest.iter().position(|&other| other == token)
+        {
+            self.next += ahead + 1;
         }
     }
 
@@ -69,7 +98,7 @@ impl Walk {
             End::Hang => return Err(Said::Nothing),
             // The end of sequence is no stop token when the request ignores it.
             End::Stop | End::Length if self.must_go_on() => {
-                let Some(at) = (self.generated as usize).checked_rem(self.play.tokens.len()) else {
+                let Some(at) = self.next.checked_rem(self.play.tokens.len()) else {
                     let reason = "the script has no token to repeat, and the request does not let it end".into();
                     return Err(Said::Fault(SeatFault::Error(reason)));
                 };
@@ -124,7 +153,7 @@ mod tests {
     fn run(json: &str, sampling: SamplingParams, limit: usize) -> (String, Option<Said>) {
         let script = Script::from_json(json).unwrap();
         let vocabulary = script.vocabulary();
-        let mut walk = Walk::new(script.responses[0].plays[0].clone(), sampling, script.vocab_size(), 0);
+        let mut walk = Walk::new(script.responses[0].plays[0].clone(), sampling, script.vocab_size(), &[]);
         let mut text = String::new();
         for _ in 0..limit {
             match walk.say(None) {
@@ -171,7 +200,7 @@ mod tests {
     fn a_stop_token_of_the_request_ends_it() {
         let script = Script::from_json(r#"{"responses":[{"tokens":["a","b"]}]}"#).unwrap();
         let sampling = SamplingParams { stop_tokens: vec![EOS, 258], ..Default::default() };
-        let mut walk = Walk::new(script.responses[0].plays[0].clone(), sampling, 259, 0);
+        let mut walk = Walk::new(script.responses[0].plays[0].clone(), sampling, 259, &[]);
         let mut done = || matches!(walk.say(None), Said::Token { done: true, .. });
         assert_eq!([done(), done()], [false, true]);
     }
@@ -179,12 +208,31 @@ mod tests {
     #[test]
     fn a_forbidden_token_is_a_violation_with_its_position() {
         let script = Script::from_json(r#"{"responses":[{"text":"ab"}]}"#).unwrap();
-        let mut walk = Walk::new(script.responses[0].plays[0].clone(), stops(), 257, 0);
+        let mut walk = Walk::new(script.responses[0].plays[0].clone(), stops(), 257, &[]);
         let mut only_a = vec![0u32; 9];
         only_a[97 / 32] = 1 << (97 % 32);
         assert!(matches!(walk.say(Some(&only_a)), Said::Token { token: 97, .. }));
         let violation = Said::Fault(SeatFault::ScriptViolatesGrammar { position: 1 });
         assert_eq!(walk.say(Some(&only_a)), violation);
+    }
+
+    /// The close of a spent budget stands for the script's own: what the script would still have thought is gone. The
+    /// same after a preemption.
+    #[test]
+    fn forced_tokens_stand_for_the_scripts_own() {
+        let script =
+            Script::from_json(r#"{"responses":[{"tokens":["a","b","</t>","x"],"special":["</t>"]}]}"#).unwrap();
+        let play = script.responses[0].plays[0].clone();
+        let (close, x) = (play.tokens[2], play.tokens[3]);
+        let mut walk = Walk::new(play.clone(), stops(), script.vocab_size(), &[]);
+        let token = |said| match said {
+            Said::Token { token, .. } => token,
+            other => panic!("not a token: {other:?}"),
+        };
+        assert_eq!(token(walk.say(None)), play.tokens[0]);
+        assert_eq!([token(walk.forced(close)), token(walk.forced(10)), token(walk.say(None))], [close, 10, x]);
+        let mut resumed = Walk::new(play.clone(), stops(), script.vocab_size(), &[play.tokens[0], close, 10]);
+        assert_eq!([token(resumed.say(None)), token(resumed.say(None))], [x, EOS]);
     }
 
     /// The script's own numbers come back; the rest of the probability is spread over the other tokens.
@@ -193,7 +241,7 @@ mod tests {
         let json = r#"{"responses":[{"text":"ab","logprobs":[-0.1,-2.0],"top":[[],[["c",-0.2]]]}]}"#;
         let script = Script::from_json(json).unwrap();
         let sampling = SamplingParams { logprobs: Some(2), ..stops() };
-        let mut walk = Walk::new(script.responses[0].plays[0].clone(), sampling, script.vocab_size(), 0);
+        let mut walk = Walk::new(script.responses[0].plays[0].clone(), sampling, script.vocab_size(), &[]);
         let mut next = || match walk.say(None) {
             Said::Token { logprobs: Some(logprobs), .. } => logprobs,
             other => panic!("no logprobs: {other:?}"),

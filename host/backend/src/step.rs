@@ -143,6 +143,9 @@ pub struct Mask<'a> {
     pub run: u32,
     pub row: u8,
     pub bits: &'a [u32],
+    /// The one allowed token is written by the host in the model's place, and not one of the model's choices that a
+    /// grammar narrowed down to one. A device samples both alike; a scripted model does not take it for a mistake.
+    pub forced: bool,
 }
 
 /// What one run gave.

@@ -59,6 +59,9 @@ pub enum GenerationError {
     Engine(String),
     #[error("the engine aborted the request: {0}")]
     Aborted(String),
+    /// The grammar met a limit of its own, or can no longer go on.
+    #[error("the grammar cannot go on: {0}")]
+    Grammar(String),
     #[error("script_violates_grammar: token {position} of the script is forbidden by the grammar")]
     ScriptViolatesGrammar { position: u32 },
     #[error("the engine is shutting down")]

@@ -35,6 +35,8 @@ pub(crate) struct Scratch {
     runs: Vec<Run>,
     spare: Vec<FlightRuns>,
     masks: Vec<u32>,
+    /// Which of the masks force their one token.
+    forced: Vec<bool>,
     refused: Vec<(Slot, Seat, GenerationError)>,
 }
 
@@ -152,7 +154,8 @@ impl Engine {
         self.scratch.masks.clear();
         self.scratch.masks.resize(words * flight.runs.masked.len(), u32::MAX);
         let mut failed = Vec::new();
-        for (bits, &(_, index)) in self.scratch.masks.chunks_exact_mut(words.max(1)).zip(&flight.runs.masked) {
+        let rows = self.scratch.masks.chunks_exact_mut(words.max(1)).zip(&mut self.scratch.forced);
+        for ((bits, forced), &(_, index)) in rows.zip(&flight.runs.masked) {
             // A request that ended meanwhile, or whose grammar sleeps, samples freely.
             let slot = self.scheduler.newest_slot(index);
             let Some((slot, live)) = slot.and_then(|slot| Some((slot, self.lives.get_mut(slot)?))) else { continue };
@@ -160,18 +163,25 @@ impl Engine {
                 continue;
             };
             if let Err(error) = constraint.fill_mask(bits) {
+        self.scratch.forced.clear();
+        self.scratch.forced.resize(flight.runs.masked.len(), false);
                 bits.fill(u32::MAX);
                 failed.push((slot, error));
             }
         }
-        let bits = self.scratch.masks.chunks_exact(words.max(1));
-        let masks: Vec<Mask<'_>> =
-            flight.runs.masked.iter().zip(bits).map(|(&(run, _), bits)| Mask { run, row: 0, bits }).collect();
+        let bits = self.scratch.masks.chunks_exact(words.max(1)).zip(&self.scratch.forced);
+        let mask = |(&(run, _), (bits, &forced))| Mask { run, row: 0, bits, forced };
+        let masks: Vec<Mask<'_>> = flight.runs.masked.iter().zip(bits).map(mask).collect();
         self.backend.sample(flight.ticket, &masks)?;
+            // The forward pass of this step already runs.
+            let start = Instant::now();
+            *forced = constraint.forced().is_some();
         for (slot, error) in failed {
-            self.fail(slot, GenerationError::Aborted(error.to_string()));
+            self.metrics.mask_failures.inc();
+            self.fail(slot, GenerationError::Grammar(error.to_string()));
         }
         Ok(())
+            self.metrics.mask_seconds.observe(start.elapsed().as_secs_f64());
     }
 
     /// Waits for the oldest step, commits it and sends its tokens.
@@ -234,7 +244,7 @@ impl Engine {
     fn accept(&mut self, slot: Slot, tokens: &[contract::TokenId]) -> Option<GenerationError> {
         let constraint = self.lives.get_mut(slot)?.constraint.as_mut()?;
         let error = tokens.iter().find_map(|&token| constraint.accept(token).err())?;
-        Some(GenerationError::Aborted(error.to_string()))
+        Some(GenerationError::Grammar(error.to_string()))
     }
 
     fn count_tokens(&mut self, slot: Slot, tokens: usize, now: Instant) {

@@ -36,6 +36,8 @@ pub(crate) struct Metrics {
     pub fallbacks: Family<Label, Counter>,
     pub strikes: Gauge,
     pub violations: Family<Label, Counter>,
+    pub mask_seconds: Histogram,
+    pub mask_failures: Counter,
 }
 
 /// 1 ms to about a minute.
@@ -84,6 +86,8 @@ impl Metrics {
             fallbacks: Family::default(),
             strikes: Gauge::default(),
             violations: Family::default(),
+            mask_seconds: short_seconds(),
+            mask_failures: Counter::default(),
         };
         metrics.register_vllm(registry);
         metrics.register_own(registry);
@@ -128,6 +132,8 @@ impl Metrics {
         r.register("tokenloom_graph_misses", "Decode-only steps outside a captured size", self.graph_misses.clone());
         r.register("tokenloom_policy_fallbacks", "Steps that native FCFS decided, by cause", self.fallbacks.clone());
         r.register("tokenloom_policy_strikes", "Strikes of the policy that count now", self.strikes.clone());
+        r.register("tokenloom_grammar_mask_seconds", "Time to compute one grammar mask", self.mask_seconds.clone());
+        r.register("tokenloom_grammar_failures", "Requests whose grammar could not go on", self.mask_failures.clone());
         r.register("tokenloom_policy_violations", "Advice that was not followed, by rule", self.violations.clone());
     }
 }

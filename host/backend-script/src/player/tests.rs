@@ -141,7 +141,7 @@ fn masks_come_with_sample() {
     start(&mut backend, 0, "hi", &[], 0);
     let masked = Run { masked: true, ..last(0, 3) };
     let ticket = backend.forward(&Step { tables: &[], runs: &[masked], tokens: &[] }).unwrap();
-    backend.sample(ticket, &[Mask { run: 0, row: 0, bits: &nothing }]).unwrap();
+    backend.sample(ticket, &[Mask { run: 0, row: 0, bits: &nothing, forced: false }]).unwrap();
     let out = backend.collect(ticket, true).unwrap().unwrap();
     assert_eq!(out.runs[0].fault, Some(SeatFault::ScriptViolatesGrammar { position: 1 }));
 }

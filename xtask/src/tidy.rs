@@ -20,7 +20,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("kernels", &[]),
     ("model", &["backend"]),
     ("engine", &["backend", "contract", "scheduler"]),
-    ("text", &["contract"]),
+    ("grammar", &["contract"]),
+    ("text", &["contract", "grammar"]),
     ("plugin-host", &["contract"]),
     ("api", &["contract", "engine", "text"]),
     (
@@ -33,6 +34,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "backend-script",
             "contract",
             "engine",
+            "grammar",
             "model",
             "plugin-host",
             "scheduler",
@@ -53,6 +55,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("axum", &["api"]),
     ("clap", &["server"]),
     ("tokenizers", &["text"]),
+    ("llguidance", &["grammar"]),
     ("wit-component", &["componentize"]),
 ];
 

@@ -12,6 +12,8 @@ use crate::error::{ApiError, Code, quoted};
 
 /// Without keys, a client names its own tenant here (before the `user` field).
 pub const TENANT_HEADER: HeaderName = HeaderName::from_static("x-tenant");
+/// Where clients of the Anthropic API put their key; `Authorization` goes before it.
+pub const KEY_HEADER: HeaderName = HeaderName::from_static("x-api-key");
 /// Wanted time of the first token, in milliseconds.
 pub const DEADLINE_HEADER: HeaderName = HeaderName::from_static("x-slo-ttft-ms");
 /// Longest tenant name, in bytes; it becomes a metrics label and is kept by the scheduler.
@@ -73,7 +75,7 @@ impl Keys {
         self.by_digest.is_empty()
     }
 
-    /// Checks the `Authorization` header. The lookup is by digest, so its time says nothing about a stored key.
+    /// Checks the `Authorization` or `x-api-key` header. The lookup is by digest, so its time says nothing about a stored key.
     pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         let deadline = deadline(headers)?;
         if self.is_empty() {
@@ -85,11 +87,13 @@ impl Keys {
                 format!("{what}; send `Authorization: Bearer KEY` with a key of this server"),
             )
         };
-        let value = headers.get(header::AUTHORIZATION).ok_or_else(|| refused("no API key was sent"))?;
-        let bytes = value.as_bytes();
-        let key = match bytes.split_at_checked(7) {
-            Some((scheme, key)) if scheme.eq_ignore_ascii_case(b"bearer ") => key.trim_ascii(),
-            _ => return Err(refused("the Authorization header does not have the form `Bearer KEY`")),
+        let key = match (headers.get(header::AUTHORIZATION), headers.get(&KEY_HEADER)) {
+            (Some(value), _) => match value.as_bytes().split_at_checked(7) {
+                Some((scheme, key)) if scheme.eq_ignore_ascii_case(b"bearer ") => key.trim_ascii(),
+                _ => return Err(refused("the Authorization header does not have the form `Bearer KEY`")),
+            },
+            (None, Some(value)) => value.as_bytes().trim_ascii(),
+            (None, None) => return Err(refused("no API key was sent")),
         };
         let digest: [u8; 32] = Sha256::digest(key).into();
         let tenant = self.by_digest.get(&digest).ok_or_else(|| refused("the API key is not known here"))?;
@@ -142,6 +146,11 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// The tenant that the key stands for; `None` on a server without keys, where everybody may do everything.
+    pub fn keyed(&self) -> Option<&Arc<str>> {
+        self.keyed.as_ref().map(|tenant| &tenant.name)
+    }
+
     /// The key's tenant; without keys the header's, else the request's `user`, else `default`.
     pub fn tenant(&self, user: Option<&str>) -> Tenant {
         match (&self.keyed, &self.named, user) {
@@ -187,6 +196,8 @@ mod tests {
         let caller =
             keys().caller(&headers(&[("authorization", "Bearer secret"), ("x-tenant", "other")])).expect("a known key");
         assert_eq!(caller.tenant(Some("user")), Tenant { name: "acme".into(), weight: 2.0 });
+        let bare = keys().caller(&headers(&[("x-api-key", "secret")])).expect("a known key");
+        assert_eq!(bare.keyed().map(|name| &**name), Some("acme"));
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub enum Code {
     InvalidApiKey,
     ModelNotFound,
     RouteNotFound,
+    ResponseNotFound,
+    RequestAborted,
     MethodNotAllowed,
     BodyTooLarge,
     QueueFull,
@@ -49,6 +51,8 @@ impl Code {
         const BUSY: (StatusCode, &str) = (StatusCode::TOO_MANY_REQUESTS, "RateLimitError");
         const UNAVAILABLE: (StatusCode, &str) = (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailableError");
         const INTERNAL: (StatusCode, &str) = (StatusCode::INTERNAL_SERVER_ERROR, "InternalServerError");
+        // nginx's "client closed request": no registered status says that the work was called off.
+        let client_closed = StatusCode::from_u16(499).expect("three digits");
         let ((status, kind), code) = match self {
             InvalidJson => (BAD, "invalid_json"),
             InvalidValue => (BAD, "invalid_value"),
@@ -61,6 +65,9 @@ impl Code {
             InvalidApiKey => ((StatusCode::UNAUTHORIZED, "AuthenticationError"), "invalid_api_key"),
             ModelNotFound => (NOT_FOUND, "model_not_found"),
             RouteNotFound => (NOT_FOUND, "route_not_found"),
+            ResponseNotFound => (NOT_FOUND, "response_not_found"),
+            // Clients repeat a 409 and every 5xx by themselves; what was aborted on purpose must not come back.
+            RequestAborted => ((client_closed, "RequestAbortedError"), "request_aborted"),
             MethodNotAllowed => ((StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowedError"), "method_not_allowed"),
             BodyTooLarge => ((StatusCode::PAYLOAD_TOO_LARGE, "RequestTooLargeError"), "body_too_large"),
             QueueFull => (BUSY, "queue_full"),

@@ -5,13 +5,15 @@ mod chat;
 mod tests;
 mod text;
 
-pub use chat::{ChatChunks, ChatFold};
+pub use chat::{ChatChunks, ChatFold, message_of};
 pub use text::{TextChunks, TextFold};
 
 use ::text::{Piece, Tokenizer};
+use bytes::Bytes;
 use contract::TokenId;
 use contract::sampling::TokenLogprobs;
 
+use crate::sse::{DONE, data};
 use crate::wire::reply::{Envelope, Usage};
 
 /// What all parts of one answer share.
@@ -63,6 +65,11 @@ impl Riders {
         let ids = std::mem::take(&mut self.token_ids);
         (frame.wants_token_ids && !ids.is_empty()).then_some(ids)
     }
+}
+
+/// The usage chunk, if one was asked for, and the end.
+fn last_frames(usage: Option<String>) -> Vec<Bytes> {
+    usage.iter().map(|json| data(json)).chain([DONE]).collect()
 }
 
 fn to_json<T: serde::Serialize>(value: &T) -> String {

@@ -12,15 +12,16 @@ use std::time::Duration;
 use contract::TokenId;
 use contract::generation::{FinishReason, GenerationError, Request, Tenant, TokenEvent};
 use engine::{Generation, SubmitError};
-use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
+use futures::stream::{self, Abortable, BoxStream, SelectAll, Stream, StreamExt};
 use text::{EndOfStream, OutputPipeline, OutputUsage, Piece};
 
 use crate::admission::Permit;
 use crate::error::{ApiError, Code};
-use crate::ids::{Ids, choice_seed};
+use crate::ids::choice_seed;
 use crate::metrics::HttpMetrics;
 use crate::prepare::{Job, text_error};
-use crate::state::ServedModel;
+use crate::running::Place;
+use crate::state::{ApiState, ServedModel};
 use crate::wire::reply::{CompletionDetails, PromptDetails, StopReason, Usage};
 
 /// What one sequence did. `index` is the choice's.
@@ -52,6 +53,8 @@ pub struct End {
 /// For whom, and how, a request is run.
 pub struct Terms {
     pub id: Arc<str>,
+    /// The `id` in the answer, by which the request may be aborted too.
+    pub answer_id: Arc<str>,
     pub tenant: Tenant,
     pub namespace: u64,
     pub priority: i32,
@@ -63,28 +66,29 @@ pub struct Terms {
 
 /// All sequences of a request. Ends after the last choice, or with the first error.
 pub struct Events {
-    choices: SelectAll<BoxStream<'static, Result<Event, ApiError>>>,
+    /// `None` after an abort or a failure.
+    choices: Option<Abortable<SelectAll<BoxStream<'static, Result<Event, ApiError>>>>>,
     tally: Tally,
     open: usize,
     metrics: HttpMetrics,
     _permit: Permit,
+    _place: Place,
 }
 
 impl Events {
     /// Submits `n` sequences per job; choice indices run over the jobs in order.
     pub fn start(
+        state: &ApiState,
         model: &ServedModel,
         jobs: Vec<Job>,
         terms: &Terms,
-        ids: &Ids,
-        metrics: HttpMetrics,
         permit: Permit,
     ) -> Result<Self, ApiError> {
         let mut choices = SelectAll::new();
         let tally = Tally::new(&jobs, terms.n);
         let mut index = 0;
         for job in &jobs {
-            let group = ids.number();
+            let group = state.0.ids.number();
             for copy in 0..terms.n {
                 let pipeline = model.text.open_output(&job.output).map_err(|e| text_error(&e))?;
                 let request = request(job, terms, group, choice_seed(terms.seed, copy));
@@ -95,7 +99,11 @@ impl Events {
                 index += 1;
             }
         }
-        Ok(Self { open: choices.len(), choices, tally, metrics, _permit: permit })
+        let open = choices.len();
+        let (choices, handle) = stream::abortable(choices);
+        let place = state.0.running.enter([&terms.id, &terms.answer_id], &terms.tenant.name, handle);
+        let metrics = state.0.metrics.clone();
+        Ok(Self { choices: Some(choices), open, tally, metrics, _permit: permit, _place: place })
     }
 
     /// Totals of what has come so far.
@@ -124,7 +132,11 @@ impl Stream for Events {
     type Item = Result<Event, ApiError>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let item = std::task::ready!(self.choices.poll_next_unpin(context));
+        let Some(choices) = self.choices.as_mut() else { return Poll::Ready(None) };
+        let mut item = std::task::ready!(choices.poll_next_unpin(context));
+        if item.is_none() && choices.is_aborted() && self.open > 0 {
+            item = Some(Err(ApiError::new(Code::RequestAborted, "the request was aborted through POST /abort")));
+        }
         match &item {
             Some(Ok(event)) => {
                 self.tally.take(event);
@@ -134,7 +146,7 @@ impl Stream for Events {
             }
             // One failed choice fails the request: the others stop at once.
             Some(Err(_)) => {
-                self.choices.clear();
+                self.choices = None;
                 self.open = 0;
             }
             None => {}
@@ -270,7 +282,7 @@ impl Tally {
     }
 }
 
-fn submit_error(error: SubmitError) -> ApiError {
+pub fn submit_error(error: SubmitError) -> ApiError {
     let message = error.to_string();
     match error {
         SubmitError::QueueFull { retry_after_s, .. } => {
@@ -283,12 +295,13 @@ fn submit_error(error: SubmitError) -> ApiError {
             ),
         ),
         SubmitError::NeverFits { .. } => ApiError::new(Code::ContextLengthExceeded, message),
+        SubmitError::NoPooling => ApiError::new(Code::UnsupportedField, message),
         SubmitError::Invalid(_) => ApiError::new(Code::InvalidValue, message),
         SubmitError::Stopped(_) => ApiError::new(Code::ShuttingDown, message),
     }
 }
 
-fn generation_error(error: GenerationError) -> ApiError {
+pub fn generation_error(error: GenerationError) -> ApiError {
     let message = error.to_string();
     match error {
         GenerationError::Refused { code, retry_after_ms } => {

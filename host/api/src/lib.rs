@@ -14,16 +14,22 @@ pub mod error;
 mod fold;
 mod generate;
 mod ids;
+mod messages;
 mod metrics;
+mod openapi;
 mod prepare;
+mod responses;
 mod routes;
+mod running;
 mod serve;
 mod sse;
 mod state;
+mod translate;
 pub mod wire;
 
 pub use auth::{KeyError, KeyRow, Keys};
 pub use error::ApiError;
+pub use responses::{Store, StoreError};
 pub use routes::router;
 pub use serve::serve;
 pub use state::{

@@ -10,28 +10,54 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
 use bytes::Bytes;
-use futures::StreamExt;
-use futures::stream;
+use futures::future::{self, BoxFuture, FutureExt};
+use futures::stream::{self, StreamExt};
+
+use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::generate::{Event, Events};
 use crate::metrics::HttpMetrics;
 use crate::wire::reply::Usage;
 
-const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
+/// The event that ends a complete answer of the OpenAI API.
+pub const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 const KEEP_ALIVE: Bytes = Bytes::from_static(b": keep-alive\n\n");
 
-/// The chunks of one answer, as JSON texts.
+/// The frames of one answer.
 pub trait Chunks: Send + 'static {
-    /// The chunks that an event gives; often none or one.
-    fn of(&mut self, event: Event, usage: Usage) -> Vec<String>;
-    /// The chunk after the last choice, if the request asked for it.
-    fn last(&self, usage: Usage) -> Option<String>;
+    /// Frames before the first event.
+    fn begin(&mut self) -> Vec<Bytes> {
+        Vec::new()
+    }
+    /// The frames that an event gives; often none or one.
+    fn of(&mut self, event: Event, usage: Usage) -> Vec<Bytes>;
+    /// The frames after the last choice. They may wait for something that must be true before a client reads them.
+    fn end(&mut self, usage: Usage) -> BoxFuture<'static, Vec<Bytes>>;
+    /// The last frames of an answer that fails.
+    fn failed(&mut self, error: &ApiError) -> Vec<Bytes> {
+        vec![error_frame(error)]
+    }
+    /// What is sent while nothing comes.
+    fn keep_alive(&self) -> Bytes {
+        KEEP_ALIVE
+    }
+}
+
+/// Frames that need no waiting.
+pub fn at_once(frames: Vec<Bytes>) -> BoxFuture<'static, Vec<Bytes>> {
+    future::ready(frames).boxed()
 }
 
 /// One event of the stream. JSON texts have no line breaks outside strings, where they are escaped.
 pub fn data(json: &str) -> Bytes {
     Bytes::from(format!("data: {json}\n\n"))
+}
+
+/// One event with a name, as the Responses and Messages APIs have them: the name is the JSON's own `type`.
+pub fn named(value: &Value) -> Bytes {
+    let name = value["type"].as_str().unwrap_or("message");
+    Bytes::from(format!("event: {name}\ndata: {value}\n\n"))
 }
 
 /// What a streamed answer is made of.
@@ -46,7 +72,7 @@ pub struct Streamed<C> {
 
 impl<C: Chunks> Streamed<C> {
     pub fn into_response(mut self) -> Response<Body> {
-        let mut ready = VecDeque::new();
+        let mut ready = VecDeque::from(self.chunks.begin());
         if let Some(event) = self.first.take() {
             self.frame(event, &mut ready);
         }
@@ -57,17 +83,15 @@ impl<C: Chunks> Streamed<C> {
                     return Some((Ok::<Bytes, std::convert::Infallible>(frame), Some((streamed, ready))));
                 }
                 match tokio::time::timeout(streamed.keep_alive, streamed.events.next()).await {
-                    Err(_) => ready.push_back(KEEP_ALIVE),
+                    Err(_) => ready.push_back(streamed.chunks.keep_alive()),
                     Ok(Some(Ok(event))) => streamed.frame(event, &mut ready),
                     Ok(Some(Err(error))) => {
                         streamed.metrics.stream_error();
-                        return Some((Ok(error_frame(&error)), None));
+                        return Some((Ok(streamed.chunks.failed(&error).concat().into()), None));
                     }
                     Ok(None) => {
-                        let usage = streamed.chunks.last(streamed.events.usage());
-                        let mut end = usage.map(|json| data(&json).to_vec()).unwrap_or_default();
-                        end.extend_from_slice(&DONE);
-                        return Some((Ok(Bytes::from(end)), None));
+                        let frames = streamed.chunks.end(streamed.events.usage()).await;
+                        return Some((Ok(frames.concat().into()), None));
                     }
                 }
             }
@@ -83,7 +107,7 @@ impl<C: Chunks> Streamed<C> {
 
     fn frame(&mut self, event: Event, ready: &mut VecDeque<Bytes>) {
         let usage = self.events.usage();
-        ready.extend(self.chunks.of(event, usage).iter().map(|json| data(json)));
+        ready.extend(self.chunks.of(event, usage));
     }
 }
 

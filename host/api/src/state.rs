@@ -15,6 +15,8 @@ use crate::auth::Keys;
 use crate::error::{ApiError, Code, quoted};
 use crate::ids::Ids;
 use crate::metrics::HttpMetrics;
+use crate::responses::Store;
+use crate::running::Running;
 
 /// Under which name reasoning text is sent. Both names are always accepted in a request's history.
 ///
@@ -150,7 +152,8 @@ impl Default for ApiOptions {
             body_bytes_max: 16 * 1024 * 1024,
             // Above the default queue and seats of an engine: the engine's own limit speaks first for one model.
             sequences_max: 4096,
-            keep_alive: Duration::from_secs(10),
+            // Below the 30 s after which the most impatient proxies give up.
+            keep_alive: Duration::from_secs(15),
             first_event_wait: Duration::from_secs(2),
             strict_fields: false,
             cors_origin: Some("*".to_owned()),
@@ -193,6 +196,8 @@ pub(crate) struct Shared {
     pub admission: Admission,
     pub metrics: HttpMetrics,
     pub ids: Ids,
+    pub running: Running,
+    pub responses: Arc<Store>,
     open: OnceLock<Open>,
 }
 
@@ -204,10 +209,23 @@ pub(crate) struct Shared {
 pub struct ApiState(pub(crate) Arc<Shared>);
 
 impl ApiState {
-    pub fn new(options: ApiOptions, keys: Keys) -> Self {
+    /// Responses are kept in `store`.
+    pub fn new(options: ApiOptions, keys: Keys, store: Store) -> Self {
         let metrics = HttpMetrics::default();
         let admission = Admission::new(options.sequences_max, metrics.clone());
-        Self(Arc::new(Shared { options, keys, admission, metrics, ids: Ids::default(), open: OnceLock::new() }))
+        let (ids, running) = (Ids::default(), Running::default());
+        let responses = Arc::new(store);
+        Self(Arc::new(Shared { options, keys, admission, metrics, ids, running, responses, open: OnceLock::new() }))
+    }
+
+    /// From now on new requests are a 503, while those that run go on.
+    pub fn drain(&self) {
+        self.0.admission.drain();
+    }
+
+    /// Waits until no request runs; to be called after [`ApiState::drain`].
+    pub async fn drained(&self) {
+        self.0.admission.idle().await;
     }
 
     /// Gives the loaded models to the routes; once.

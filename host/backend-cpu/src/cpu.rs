@@ -269,6 +269,10 @@ impl Backend for CpuBackend {
         &self.caps
     }
 
+    fn pools(&self) -> bool {
+        true
+    }
+
     fn bind(&mut self, seat: Seat, init: &SeatInit<'_>) -> Result<(), BackendError> {
         self.healthy()?;
         self.seats.bind(seat, init, self.caps.context_len)

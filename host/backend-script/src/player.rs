@@ -163,7 +163,7 @@ impl ScriptBackend {
             return Err(invalid(format!("{:?}: {pages} pages for {end} tokens", run.seat)));
         }
         match run.emit {
-            Emit::Nothing => {}
+            Emit::Nothing | Emit::Pool { .. } => {}
             Emit::Next if end == sequence.tokens.len() => sequence.unsampled = true,
             Emit::Next => return Err(invalid(format!("{:?}: a token asked for before the prompt's end", run.seat))),
             emit => {
@@ -183,12 +183,17 @@ impl ScriptBackend {
             end: 0,
             done: false,
             logprobs: empty(out.logprobs.len()),
-            pooled: 0..0,
+            pooled: empty(out.pooled.len()),
             fault: None,
         };
         if let Some(sequence) = self.sequences.get_mut(&key) {
             entry.done = sequence.done;
             entry.end = sequence.len;
+            if let Emit::Pool { mean } = run.emit {
+                let rows = &sequence.tokens[(run.end_max - run.rows) as usize..run.end_max as usize];
+                pool(if mean { rows } else { &rows[rows.len() - 1..] }, &mut out.pooled);
+                entry.pooled.end = out.pooled.len() as u32;
+            }
             if run.emit == Emit::Next && !sequence.done {
                 sequence.unsampled = false;
                 let said = match mask.filter(|mask| mask.forced).and_then(|mask| only_token(mask.bits)) {
@@ -242,6 +247,10 @@ impl ScriptBackend {
 impl Backend for ScriptBackend {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    fn pools(&self) -> bool {
+        true
     }
 
     fn bind(&mut self, seat: Seat, init: &SeatInit<'_>) -> Result<(), BackendError> {
@@ -351,6 +360,20 @@ impl Backend for ScriptBackend {
         self.sweep();
         Ok(out)
     }
+}
+
+/// Numbers of a scripted model's hidden state.
+const HIDDEN: u32 = 16;
+
+/// The mean of some tokens' hidden states. A token's own is a fixed vector of numbers from -1 to 1 that differs from
+/// token to token and depends on nothing before it.
+fn pool(tokens: &[TokenId], into: &mut Vec<f32>) {
+    let number = |token: TokenId, i: u32| {
+        let mixed = token.wrapping_mul(0x9e37_79b1).wrapping_add(i.wrapping_mul(0x85eb_ca77));
+        ((mixed ^ (mixed >> 15)).wrapping_mul(0x2c1b_3c6d) >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    let mean = |i: u32| tokens.iter().map(|&token| number(token, i)).sum::<f32>() / tokens.len() as f32;
+    into.extend((0..HIDDEN).map(mean));
 }
 
 fn invalid(reason: impl Into<String>) -> BackendError {

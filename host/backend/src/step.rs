@@ -201,6 +201,11 @@ pub struct StepOut {
 pub trait Backend: Send {
     fn caps(&self) -> &Caps;
 
+    /// Whether it serves [`Emit::Pool`].
+    fn pools(&self) -> bool {
+        false
+    }
+
     /// Puts a sequence on a seat. The seat must be free.
     fn bind(&mut self, seat: Seat, init: &SeatInit<'_>) -> Result<(), BackendError>;
 

@@ -61,5 +61,7 @@ pub struct EngineLimits {
     /// Token rows in one step.
     pub max_rows: u32,
     pub vocab: u32,
+    /// The backend gives hidden states, so prompts can be pooled.
+    pub pools: bool,
     pub max_queued: usize,
 }

@@ -11,6 +11,7 @@ use tokio::sync::mpsc as out;
 
 use crate::config::EngineLimits;
 use crate::message::{Msg, Submission};
+use crate::pool::{Pool, Pooled, Pooling};
 use crate::status::{EngineStatus, Shared, Stopped};
 
 /// Events that may wait in a request's channel. A step sends one; a client this far behind is parked.
@@ -30,9 +31,14 @@ pub enum SubmitError {
     /// The request itself is wrong: an empty prompt, a token outside the vocabulary, no token to generate.
     #[error("invalid request: {0}")]
     Invalid(String),
+    #[error("this device gives no hidden states; serve the model on another, such as --device cpu")]
+    NoPooling,
     #[error("the engine has stopped: {0}")]
     Stopped(String),
 }
+
+/// Namespaces of pooled requests: each has one that no other request has, because cached pages hold no hidden states.
+const POOL_NAMESPACE: u64 = 0x706f_6f6c_0000_0000;
 
 /// A running engine; clones share it. Dropping the last one stops the engine.
 #[derive(Clone)]
@@ -63,14 +69,33 @@ impl Handle {
 
     /// Checks a request against the limits and puts it in the mailbox; never blocks.
     pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
+        self.send(request, None)
+    }
+
+    /// Reads a prompt and pools its hidden states; nothing is generated, whatever `max_new_tokens` says, and the prefix
+    /// cache is not used.
+    pub fn pool(&self, mut request: Request, kind: Pooling) -> Result<Pooled, SubmitError> {
+        if !self.limits().pools {
+            return Err(SubmitError::NoPooling);
+        }
+        request.max_new_tokens = 1;
+        request.constraint = None;
+        let (pool, vector) = Pool::new(kind);
+        Ok(Pooled { generation: self.send(request, Some(pool))?, vector })
+    }
+
+    fn send(&self, mut request: Request, pool: Option<Pool>) -> Result<Generation, SubmitError> {
         let shared = &self.inner.shared;
         if let Some(why) = shared.stopped() {
             return Err(stopped(why));
         }
         check(&request, &shared.limits)?;
         let id = shared.admit()?;
+        if pool.is_some() {
+            request.namespace = POOL_NAMESPACE ^ id;
+        }
         let (sender, events) = out::channel(OUT_EVENTS_MAX);
-        let submission = Submission { id, request, sender, arrived: Instant::now() };
+        let submission = Submission { id, request, pool, sender, arrived: Instant::now() };
         if self.inner.mailbox.send(Msg::Submit(Box::new(submission))).is_err() {
             shared.live.fetch_sub(1, Ordering::AcqRel);
             return Err(stopped(shared.stopped().unwrap_or(Stopped::Shutdown)));

@@ -77,7 +77,11 @@ impl Engine {
                 },
                 rows: run.rows,
                 end_max: run.end,
-                emit: if run.emits { Emit::Next } else { Emit::Nothing },
+                emit: match self.lives.get(run.slot).and_then(|live| live.pool.as_ref()) {
+                    Some(pool) => pool.emit(run.emits),
+                    None if run.emits => Emit::Next,
+                    None => Emit::Nothing,
+                },
                 masked: waits_for_mask,
             });
         }
@@ -116,6 +120,11 @@ impl Engine {
             let (Some(view), Some(live)) = (self.scheduler.view_of(bind.slot), self.lives.get(bind.slot)) else {
                 return Err(Fault(format!("slot {} was planned without a request", bind.slot.0)));
             };
+            if live.pool.as_ref().is_some_and(|pool| pool.tokens() != bind.start) {
+                let why = "older requests needed the pages of the part that was read; send it again";
+                self.scratch.refused.push((bind.slot, bind.seat, GenerationError::Aborted(why.into())));
+                continue;
+            }
             let init = SeatInit {
                 sampling: &live.sampling,
                 seed: live.seed,
@@ -224,6 +233,10 @@ impl Engine {
             // Also back from parked: with two steps in flight the client may have made room for both at once.
             self.scheduler.park(slot, full, self.now_us);
         }
+        let pooled = out.pooled.get(range(&result.pooled)).ok_or_else(outside)?;
+        if self.pool(slot, pooled, result.end, committed.missing) {
+            return Ok(());
+        }
         if let Some((ending, ended)) = committed.ended {
             let reason = match ending {
                 Ending::Stop(token) => FinishReason::Stop { token },
@@ -238,6 +251,22 @@ impl Engine {
             self.fail(slot, GenerationError::Engine("the backend sampled no token for this request".into()));
         }
         Ok(())
+    }
+
+    /// Takes a chunk of a prompt that is only read; answers whether that was its last one.
+    fn pool(&mut self, slot: Slot, pooled: &[f32], end: u32, last_chunk: bool) -> bool {
+        let Some(pool) = self.lives.get_mut(slot).and_then(|live| live.pool.as_mut()) else { return false };
+        pool.take(pooled, end);
+        if !last_chunk || pooled.is_empty() {
+            return false;
+        }
+        if let Some(pool) = self.lives.get_mut(slot).and_then(|live| live.pool.take()) {
+            pool.finish();
+        }
+        if let Some(ended) = self.scheduler.cancel(slot) {
+            self.finish(slot, FinishReason::Length, ended);
+        }
+        true
     }
 
     /// Tells the grammar what was sampled.

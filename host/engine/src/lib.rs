@@ -13,6 +13,7 @@ mod live;
 mod message;
 mod metrics;
 mod policy;
+mod pool;
 mod run;
 mod status;
 
@@ -21,6 +22,7 @@ mod tests;
 
 pub use config::{EngineConfig, EngineLimits, EngineParts};
 pub use handle::{Generation, Handle, SubmitError};
+pub use pool::{Pooled, Pooling};
 pub use status::{EngineStatus, PolicyState};
 
 use std::collections::VecDeque;
@@ -58,6 +60,7 @@ pub fn start(parts: EngineParts, registry: &mut Registry) -> Result<Handle, Engi
         seats: caps.seats,
         max_rows: caps.max_rows,
         vocab: caps.vocab,
+        pools: backend.pools(),
         max_queued: config.max_queued,
     }));
     let (sender, mailbox) = mpsc::channel();

@@ -15,6 +15,7 @@ use contract::sampling::SamplingParams;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
+use crate::pool::Pool;
 use crate::status::Shared;
 
 /// The client's end of one request.
@@ -86,6 +87,7 @@ pub(crate) struct Live {
     pub sampling: SamplingParams,
     pub seed: u64,
     pub constraint: Option<Box<dyn TokenConstraint>>,
+    pub pool: Option<Pool>,
     pub arrived: Instant,
     pub last_token: Option<Instant>,
     pub outlet: Outlet,

@@ -10,6 +10,8 @@ use contract::generation::{Request, TokenEvent};
 use contract::policy::SchedulePolicy;
 use tokio::sync::mpsc::Sender;
 
+use crate::pool::Pool;
+
 pub(crate) enum Msg {
     Submit(Box<Submission>),
     /// The client went away.
@@ -23,6 +25,8 @@ pub(crate) enum Msg {
 pub(crate) struct Submission {
     pub id: u64,
     pub request: Request,
+    /// The prompt is only read.
+    pub pool: Option<Pool>,
     pub sender: Sender<TokenEvent>,
     pub arrived: Instant,
 }

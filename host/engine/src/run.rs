@@ -134,7 +134,7 @@ impl Engine {
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { id, request, sender, arrived } = submission;
+        let Submission { id, request, pool, sender, arrived } = submission;
         self.checked_idle = false;
         self.busy = true;
         let now_us = self.shared.elapsed_us();
@@ -155,6 +155,7 @@ impl Engine {
                     sampling: request.sampling,
                     seed: request.seed,
                     constraint: request.constraint,
+                    pool,
                     arrived,
                     last_token: None,
                     outlet: Lives::outlet(sender),

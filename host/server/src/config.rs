@@ -65,6 +65,13 @@ pub struct ServerTable {
     pub cors_origin: Option<String>,
     #[arg(skip)]
     pub shutdown_grace_s: Option<u32>,
+    #[arg(skip)]
+    pub keep_alive_s: Option<u32>,
+    /// File of kept responses; without one they are kept in memory.
+    #[arg(skip)]
+    pub responses_file: Option<PathBuf>,
+    #[arg(skip)]
+    pub responses_mib_max: Option<u32>,
 }
 
 /// `[engine.NAME]`, and the flags of one engine.

@@ -22,6 +22,8 @@ const PORT_DEFAULT: u16 = 8000;
 const ENGINE_DEFAULT: &str = "main";
 /// Running answers get this long to end after a signal.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
+/// Thousands of answers with their inputs; a server that keeps them in memory has it to spare.
+const RESPONSES_MIB_DEFAULT: u32 = 64;
 
 /// The scheduler of an engine that names none: a component like any other.
 const SCHEDULER_DEFAULT: &str = "fcfs";
@@ -53,6 +55,10 @@ pub struct ServerSettings {
     /// `None`: the API's default; empty: no origin.
     pub cors_origin: Option<String>,
     pub shutdown_grace: Duration,
+    /// `None`: the API's default.
+    pub keep_alive: Option<Duration>,
+    pub responses_file: Option<PathBuf>,
+    pub responses_mib_max: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -250,6 +256,8 @@ fn read_server(flags: &ServerTable, table: &ServerTable) -> anyhow::Result<Serve
     check("server.body_mib_max", table.body_mib_max, 1, 1024)?;
     check("server.sequences_max", table.sequences_max, 1, 1_000_000)?;
     check("server.shutdown_grace_s", table.shutdown_grace_s, 0, 3600)?;
+    check("server.keep_alive_s", table.keep_alive_s, 1, 3600)?;
+    check("server.responses_mib_max", table.responses_mib_max, 1, 1 << 20)?;
     Ok(ServerSettings {
         address,
         keys_file: flags.keys_file.clone().or_else(|| table.keys_file.clone()),
@@ -261,6 +269,9 @@ fn read_server(flags: &ServerTable, table: &ServerTable) -> anyhow::Result<Serve
         sequences_max: table.sequences_max,
         cors_origin: table.cors_origin.clone(),
         shutdown_grace: table.shutdown_grace_s.map_or(SHUTDOWN_GRACE, |s| Duration::from_secs(s.into())),
+        keep_alive: table.keep_alive_s.map(|s| Duration::from_secs(s.into())),
+        responses_file: table.responses_file.clone().filter(|path| !path.as_os_str().is_empty()),
+        responses_mib_max: table.responses_mib_max.unwrap_or(RESPONSES_MIB_DEFAULT),
     })
 }
 

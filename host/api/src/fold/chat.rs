@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use contract::TokenId;
+use futures::future::BoxFuture;
 use text::{Delta, Piece};
 
-use super::{Frame, Riders, to_json};
+use super::{Frame, Riders, last_frames, to_json};
 use crate::generate::{End, Event};
-use crate::sse::Chunks;
+use crate::sse::{Chunks, at_once, data};
 use crate::state::ReasoningField;
 use crate::wire::reply::{
     CalledFunction, ChatChoice, ChatChunkChoice, ChatDelta, ChatMessage, FunctionDelta, ToolCall, ToolCallDelta, Usage,
@@ -91,26 +93,37 @@ impl Folded {
     fn finish(mut self, index: u32, frame: &Frame, field: ReasoningField) -> ChatChoice {
         let logprobs = frame.wants_logprobs.then(|| chat_logprobs(&frame.tokenizer, &self.riders.logprobs));
         let token_ids = frame.wants_token_ids.then(|| std::mem::take(&mut self.riders.token_ids));
+        let (end, message) = (self.end.take(), self.message(field));
+        let (finish_reason, stop_reason) = match end {
+            Some(end) => (end.finish_reason, end.stop_reason),
+            None => ("stop", None),
+        };
+        ChatChoice { index, message, logprobs, finish_reason, stop_reason, token_ids }
+    }
+
+    fn message(self, field: ReasoningField) -> ChatMessage {
         // An answer of calls or reasoning alone has no content; an empty answer has an empty one.
         let silent = self.content.is_empty() && !(self.calls.is_empty() && self.reasoning.is_empty());
         let (reasoning, reasoning_content) = match self.reasoning.as_str() {
             "" => (None, None),
             text => reasoning(field, text),
         };
-        let message = ChatMessage {
+        ChatMessage {
             role: "assistant",
             content: (!silent).then_some(self.content),
             refusal: None,
             reasoning,
             reasoning_content,
             tool_calls: self.calls,
-        };
-        let (finish_reason, stop_reason) = match self.end {
-            Some(end) => (end.finish_reason, end.stop_reason),
-            None => ("stop", None),
-        };
-        ChatChoice { index, message, logprobs, finish_reason, stop_reason, token_ids }
+        }
     }
+}
+
+/// The message that these pieces are.
+pub fn message_of(pieces: Vec<Piece>, field: ReasoningField) -> ChatMessage {
+    let mut folded = Folded::default();
+    pieces.into_iter().for_each(|piece| folded.take(piece));
+    folded.message(field)
 }
 
 /// A streamed answer in the making.
@@ -173,8 +186,9 @@ impl ChatChunks {
     }
 }
 
-impl Chunks for ChatChunks {
-    fn of(&mut self, event: Event, usage: Usage) -> Vec<String> {
+impl ChatChunks {
+    /// The chunks that an event gives.
+    pub(super) fn json(&mut self, event: Event, usage: Usage) -> Vec<String> {
         let mut out = Vec::new();
         match event {
             Event::Started { index, .. } => self.role(index, usage, &mut out),
@@ -192,10 +206,16 @@ impl Chunks for ChatChunks {
         }
         out
     }
+}
 
-    fn last(&self, usage: Usage) -> Option<String> {
+impl Chunks for ChatChunks {
+    fn of(&mut self, event: Event, usage: Usage) -> Vec<Bytes> {
+        self.json(event, usage).iter().map(|json| data(json)).collect()
+    }
+
+    fn end(&mut self, usage: Usage) -> BoxFuture<'static, Vec<Bytes>> {
         let envelope = self.frame.envelope::<ChatChunkChoice>("chat.completion.chunk", Vec::new(), Some(usage));
-        self.frame.include_usage.then(|| to_json(&envelope))
+        at_once(last_frames(self.frame.include_usage.then(|| to_json(&envelope))))
     }
 }
 

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use super::{ChatChunks, ChatFold, Frame};
 use crate::generate::{End, Event};
-use crate::sse::Chunks;
 use crate::state::ReasoningField;
 use crate::wire::reply::Usage;
 
@@ -125,10 +124,10 @@ proptest! {
         let mut wire: Vec<String> = Vec::new();
         for piece in pieces {
             fold.take(Event::Piece { index: 0, piece: piece.clone() });
-            wire.extend(chunks.of(Event::Piece { index: 0, piece }, Usage::default()));
+            wire.extend(chunks.json(Event::Piece { index: 0, piece }, Usage::default()));
         }
         fold.take(Event::Done { index: 0, end: end() });
-        wire.extend(chunks.of(Event::Done { index: 0, end: end() }, Usage::default()));
+        wire.extend(chunks.json(Event::Done { index: 0, end: end() }, Usage::default()));
         let wire: Vec<Value> = wire.iter().map(|json| serde_json::from_str(json).expect("JSON")).collect();
         let answer: Value = serde_json::from_str(&fold.finish(Usage::default())).expect("JSON");
         prop_assert_eq!(join(&wire), plain(&answer));

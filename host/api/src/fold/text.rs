@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use contract::TokenId;
+use futures::future::BoxFuture;
 use text::{Delta, Piece};
 
-use super::{Frame, Riders, to_json};
+use super::{Frame, Riders, last_frames, to_json};
 use crate::generate::{End, Event};
-use crate::sse::Chunks;
+use crate::sse::{Chunks, at_once, data};
 use crate::wire::reply::{TextChoice, Usage, text_logprobs};
 
 /// A plain answer in the making.
@@ -114,7 +116,7 @@ impl TextChunks {
 }
 
 impl Chunks for TextChunks {
-    fn of(&mut self, event: Event, usage: Usage) -> Vec<String> {
+    fn of(&mut self, event: Event, usage: Usage) -> Vec<Bytes> {
         let chunk = match event {
             Event::Started { .. } => None,
             Event::Piece { index, mut piece } => {
@@ -128,11 +130,11 @@ impl Chunks for TextChunks {
             }
             Event::Done { index, end } => self.chunk(index, String::new(), Some(end), usage),
         };
-        chunk.into_iter().collect()
+        chunk.iter().map(|json| data(json)).collect()
     }
 
-    fn last(&self, usage: Usage) -> Option<String> {
+    fn end(&mut self, usage: Usage) -> BoxFuture<'static, Vec<Bytes>> {
         let envelope = self.frame.envelope::<TextChoice>("text_completion", Vec::new(), Some(usage));
-        self.frame.include_usage.then(|| to_json(&envelope))
+        at_once(last_frames(self.frame.include_usage.then(|| to_json(&envelope))))
     }
 }

@@ -40,8 +40,8 @@ pub async fn post(
 
     let frame = frame(&state, &model, &common, "chatcmpl-", created);
     let (field, prompt_ids) = (model.options.reasoning_field, Arc::clone(&job.prompt));
-    let terms = terms(&state, id, &caller, &common);
-    let events = Events::start(&model, vec![job], &terms, &state.0.ids, state.0.metrics.clone(), permit)?;
+    let terms = terms(&state, id, &caller, &common, &frame.id);
+    let events = Events::start(&state, &model, vec![job], &terms, permit)?;
     let choices = common.n as usize;
     let response = if common.stream {
         streamed(&state, events, ChatChunks::new(frame, field, prompt_ids, choices)).await?

@@ -1,6 +1,8 @@
 //! What the generating routes do alike: read the body, warn, wait for the first event, answer.
 
 use axum::body::Body;
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
@@ -19,6 +21,20 @@ use crate::wire::foreign::Ignored;
 pub const WARNING: HeaderName = HeaderName::from_static("x-tokenloom-warning");
 /// Longest warning header, in bytes; proxies limit all headers together to a few kilobytes.
 const WARNING_BYTES_MAX: usize = 1024;
+
+/// The one variable part of a path. Bytes that are no text name nothing, which is a 404 like any other.
+pub struct PathName(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for PathName {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        match Path::<String>::from_request_parts(parts, state).await {
+            Ok(Path(name)) => Ok(Self(name)),
+            Err(_) => Err(ApiError::new(Code::RouteNotFound, "the path is not UTF-8")),
+        }
+    }
+}
 
 /// Reads a body of at most the configured size.
 pub async fn read_body(state: &ApiState, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
@@ -67,10 +83,11 @@ pub fn with_warnings(mut response: Response, warnings: &[String]) -> Response {
     response
 }
 
-pub fn terms(state: &ApiState, id: RequestId, caller: &Caller, common: &Common) -> Terms {
+pub fn terms(state: &ApiState, id: RequestId, caller: &Caller, common: &Common, answer_id: &str) -> Terms {
     let tenant = caller.tenant(common.user.as_deref());
     Terms {
         id: id.0,
+        answer_id: answer_id.into(),
         namespace: namespace(&tenant, common.cache_salt.as_deref()),
         tenant,
         priority: common.priority,

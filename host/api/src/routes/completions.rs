@@ -48,8 +48,8 @@ pub async fn post(
     let frame = frame(&state, &model, &common, "cmpl-", clock::unix_seconds());
     let prompts: Vec<Arc<[TokenId]>> =
         jobs.iter().flat_map(|job| (0..common.n).map(|_| Arc::clone(&job.prompt))).collect();
-    let terms = terms(&state, id, &caller, &common);
-    let events = Events::start(&model, jobs, &terms, &state.0.ids, state.0.metrics.clone(), permit)?;
+    let terms = terms(&state, id, &caller, &common, &frame.id);
+    let events = Events::start(&state, &model, jobs, &terms, permit)?;
     let response = if common.stream {
         streamed(&state, events, TextChunks::new(frame, prompts)).await?
     } else {

@@ -1,12 +1,15 @@
 //! The routes, and what they have in common. One file per endpoint.
 
-mod chat;
-mod common;
+mod abort;
+pub(crate) mod chat;
+pub(crate) mod common;
 mod completions;
 mod detokenize;
+mod embeddings;
 mod health;
 mod metrics;
 mod models;
+mod parse;
 mod plugins;
 mod ready;
 mod render;
@@ -23,6 +26,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use crate::error::{ApiError, Code, quoted};
+use crate::messages::routes as messages;
+use crate::responses::routes as responses;
 use crate::state::ApiState;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -35,15 +40,24 @@ pub fn router(state: ApiState) -> Router {
         .route("/v1/chat/completions", post(chat::post))
         .route("/v1/chat/completions/render", post(render::post))
         .route("/v1/completions", post(completions::post))
+        .route("/v1/embeddings", post(embeddings::post))
+        .route("/v1/responses", post(responses::post))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
+        .route("/v1/messages", post(messages::post))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::one))
         .route("/tokenize", post(tokenize::post))
+        .route("/parse", post(parse::post))
+        .route("/abort", post(abort::post))
         .route("/detokenize", post(detokenize::post))
         .route("/plugins", get(plugins::get))
         .route("/health", get(health::get))
         .route("/ready", get(ready::get))
         .route("/metrics", get(metrics::get))
         .route("/version", get(version::get))
+        .route("/openapi.json", get(crate::openapi::get))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(state.clone(), around))
@@ -52,7 +66,7 @@ pub fn router(state: ApiState) -> Router {
 
 /// A request's name in logs: the client's own, or ours.
 #[derive(Clone)]
-struct RequestId(Arc<str>);
+pub(crate) struct RequestId(pub Arc<str>);
 
 /// Around every route: the request id, the CORS answer, one count.
 async fn around(State(state): State<ApiState>, mut request: Request, next: Next) -> Response {
@@ -84,9 +98,9 @@ fn request_id(state: &ApiState, headers: &HeaderMap) -> Arc<str> {
 fn cors(headers: &mut HeaderMap, origin: Option<&str>) {
     let Some(origin) = origin.and_then(|origin| HeaderValue::from_str(origin).ok()) else { return };
     const SHOWN: &str = "x-request-id, retry-after, x-tokenloom-warning";
-    const SENT: &str = "authorization, content-type, x-request-id, x-tenant, x-slo-ttft-ms";
+    const SENT: &str = "authorization, content-type, x-request-id, x-tenant, x-slo-ttft-ms, x-api-key, anthropic-version, anthropic-beta";
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE, OPTIONS"));
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(SENT));
     headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(SHOWN));
 }

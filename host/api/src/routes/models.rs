@@ -1,10 +1,11 @@
 //! `GET /v1/models` and `GET /v1/models/NAME`.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::HeaderMap;
 use serde_json::{Value, json};
 
+use super::common::PathName;
 use crate::error::ApiError;
 use crate::state::{ApiState, ServedModel};
 
@@ -18,7 +19,7 @@ pub async fn list(State(state): State<ApiState>, headers: HeaderMap) -> Result<J
 pub async fn one(
     State(state): State<ApiState>,
     headers: HeaderMap,
-    Path(name): Path<String>,
+    PathName(name): PathName,
 ) -> Result<Json<Value>, ApiError> {
     state.0.keys.caller(&headers)?;
     let model = state.model(Some(&name))?;

@@ -14,6 +14,10 @@ pub async fn get(State(state): State<ApiState>) -> (StatusCode, Json<Value>) {
         return (StatusCode::SERVICE_UNAVAILABLE, Json(body));
     };
     let mut reasons = Vec::new();
+    let draining = state.0.admission.is_draining();
+    if draining {
+        reasons.push("the server is ending: running answers may finish, new requests are not taken".to_owned());
+    }
     let mut degraded = open.plugins.degraded();
     let mut models = Vec::new();
     for model in &open.models {
@@ -30,6 +34,7 @@ pub async fn get(State(state): State<ApiState>) -> (StatusCode, Json<Value>) {
         models.push(pulse(&model.name, &status));
     }
     let (code, word) = match (reasons.is_empty(), degraded.is_empty()) {
+        _ if draining => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
         (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
         (true, false) => (StatusCode::OK, "degraded"),
         (true, true) => (StatusCode::OK, "ready"),

@@ -30,7 +30,7 @@ impl TryFrom<Fields> for CompletionRequest {
     fn try_from(mut fields: Fields) -> Result<Self, ApiError> {
         let mut common = Common::take(&mut fields)?;
         common.wishes.logprobs = alternatives(&mut fields, "logprobs")?;
-        let prompts = prompts(fields.take("prompt").ok_or_else(|| missing("prompt"))?)?;
+        let prompts = prompts("prompt", fields.take("prompt").ok_or_else(|| missing("prompt"))?, CHOICES_MAX as usize)?;
         let sequences = prompts.len().saturating_mul(common.n as usize);
         if sequences > CHOICES_MAX as usize {
             let message =
@@ -43,23 +43,24 @@ impl TryFrom<Fields> for CompletionRequest {
     }
 }
 
-fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
+/// One prompt, or a list of at most `entries_max`.
+pub fn prompts(name: &str, value: Value, entries_max: usize) -> Result<Vec<Prompt>, ApiError> {
     const WANTED: &str = "a string, an array of strings, an array of token ids or an array of such arrays";
     let list = match value {
         Value::String(text) => return Ok(vec![Prompt::Text(text)]),
         Value::Array(list) => list,
-        other => return Err(wrong("prompt", WANTED, &other)),
+        other => return Err(wrong(name, WANTED, &other)),
     };
     match list.first() {
-        None => Err(ApiError::invalid("prompt", "must not be an empty array")),
-        Some(Value::Number(_)) => Ok(vec![Prompt::Tokens(token_ids("prompt", &list)?)]),
-        Some(Value::String(_) | Value::Array(_)) if list.len() > CHOICES_MAX as usize => {
-            Err(too_many("prompt", list.len(), CHOICES_MAX as usize))
+        None => Err(ApiError::invalid(name, "must not be an empty array")),
+        Some(Value::Number(_)) => Ok(vec![Prompt::Tokens(token_ids(name, &list)?)]),
+        Some(Value::String(_) | Value::Array(_)) if list.len() > entries_max => {
+            Err(too_many(name, list.len(), entries_max))
         }
         Some(Value::String(_) | Value::Array(_)) => {
-            list.into_iter().enumerate().map(|(i, entry)| batch_entry(&format!("prompt[{i}]"), entry)).collect()
+            list.into_iter().enumerate().map(|(i, entry)| batch_entry(&format!("{name}[{i}]"), entry)).collect()
         }
-        Some(other) => Err(wrong("prompt", WANTED, other)),
+        Some(other) => Err(wrong(name, WANTED, other)),
     }
 }
 

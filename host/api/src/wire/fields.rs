@@ -12,15 +12,31 @@ use crate::error::{ApiError, Code, quoted};
 /// A JSON `null` counts as an absent field, as in the OpenAI API.
 pub struct Fields {
     map: Map<String, Value>,
+    /// The object is a body as it came, and its fields are noted by [`asked`].
+    #[cfg(test)]
+    noted: bool,
 }
 
 impl Fields {
+    /// The fields of a request that was translated from another API's shape.
+    pub fn new(map: Map<String, Value>) -> Self {
+        Self {
+            map,
+            #[cfg(test)]
+            noted: false,
+        }
+    }
+
     /// Parses a request body. Nesting is limited by serde_json to 128 levels.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let value: Value = serde_json::from_slice(body)
             .map_err(|error| ApiError::new(Code::InvalidJson, format!("the body is not valid JSON: {error}")))?;
         match value {
-            Value::Object(map) => Ok(Self { map }),
+            Value::Object(map) => Ok(Self {
+                map,
+                #[cfg(test)]
+                noted: true,
+            }),
             other => Err(ApiError::new(
                 Code::InvalidJson,
                 format!("the body must be a JSON object, not {}", describe(&other)),
@@ -28,12 +44,28 @@ impl Fields {
         }
     }
 
+    /// Puts a field in place of what stood there.
+    pub fn put(&mut self, name: &str, value: Value) {
+        self.map.insert(name.to_owned(), value);
+    }
+
     pub fn take(&mut self, name: &str) -> Option<Value> {
+        #[cfg(test)]
+        self.note(name);
         self.map.shift_remove(name).filter(|value| !value.is_null())
     }
 
     pub fn has(&self, name: &str) -> bool {
+        #[cfg(test)]
+        self.note(name);
         self.map.get(name).is_some_and(|value| !value.is_null())
+    }
+
+    #[cfg(test)]
+    fn note(&self, name: &str) {
+        if self.noted {
+            ASKED.with_borrow_mut(|asked| asked.insert(name.to_owned()));
+        }
     }
 
     /// The names that nobody took and that are not null.
@@ -143,4 +175,17 @@ pub fn describe(value: &Value) -> String {
         Value::Array(list) => format!("an array of {}", list.len()),
         Value::Object(map) => format!("an object of {}", map.len()),
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    static ASKED: std::cell::RefCell<std::collections::BTreeSet<String>> = const { std::cell::RefCell::new(std::collections::BTreeSet::new()) };
+}
+
+/// Runs `read` and answers which fields of bodies it asked for.
+#[cfg(test)]
+pub fn asked<T>(read: impl FnOnce() -> T) -> (std::collections::BTreeSet<String>, T) {
+    ASKED.take();
+    let result = read();
+    (ASKED.take(), result)
 }

@@ -1,12 +1,15 @@
 //! JSON from and to clients. A request becomes a checked type here or an error that names the field; nothing behind
 //! this module sees an unchecked value.
 
+pub mod abort;
 pub mod chat;
 pub mod common;
 pub mod completion;
+pub mod embeddings;
 pub mod fields;
 pub mod foreign;
 mod messages;
+pub mod parse;
 pub(crate) mod reply;
 #[cfg(test)]
 mod tests;

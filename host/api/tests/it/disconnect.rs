@@ -13,7 +13,7 @@ use crate::fixture::{Setup, TestServer, hi, serve};
 /// Longest wait for a change that must come; only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-async fn until(engine: &Handle, what: &str, reached: impl Fn(&EngineStatus) -> bool) {
+pub async fn until(engine: &Handle, what: &str, reached: impl Fn(&EngineStatus) -> bool) {
     let polled = async {
         let mut tick = tokio::time::interval(Duration::from_millis(2));
         while !reached(&engine.status()) {

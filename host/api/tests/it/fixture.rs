@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::{ApiOptions, ApiState, Keys, Loaded, ModelOptions, NoPlugins, PromptRule, ServedModel, router};
+use api::{ApiOptions, ApiState, Keys, Loaded, ModelOptions, NoPlugins, PromptRule, ServedModel, Store, router};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, StatusCode};
@@ -78,7 +78,8 @@ pub fn serve(script: Value, setup: Setup) -> TestServer {
         engine: engine.clone(),
         options: ModelOptions { prompt_rule: Some(Arc::new(Counted(script))), ..setup.model },
     };
-    let state = ApiState::new(setup.options, setup.keys);
+    let store = Store::open(None, 1 << 20).expect("memory");
+    let state = ApiState::new(setup.options, setup.keys, store);
     state.open(Loaded { models: vec![model], registry, plugins: Arc::new(NoPlugins) }).expect("one model");
     TestServer { router: router(state.clone()), state, engine }
 }

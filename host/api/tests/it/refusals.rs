@@ -1,6 +1,6 @@
 //! Requests that are not served, and how they are told so.
 
-use api::{ApiOptions, ApiState, KeyRow, Keys, router};
+use api::{ApiOptions, ApiState, KeyRow, Keys, Store, router};
 use axum::body::Body;
 use axum::http::Method;
 use serde_json::{Value, json};
@@ -116,7 +116,7 @@ async fn keys() {
 
 #[tokio::test]
 async fn before_the_models_are_loaded() {
-    let state = ApiState::new(ApiOptions::default(), Keys::default());
+    let state = ApiState::new(ApiOptions::default(), Keys::default(), Store::open(None, 1 << 20).expect("memory"));
     let engine = ok().engine;
     let server = TestServer { router: router(state.clone()), state, engine };
     assert_eq!(server.get("/health").await.status, 200);

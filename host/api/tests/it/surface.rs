@@ -3,6 +3,7 @@
 use api::{ModelOptions, ReasoningField};
 use axum::body::Body;
 use axum::http::Method;
+use backend::load::LoadOptions;
 use serde_json::{Value, json};
 
 use crate::fixture::{Setup, Stream, hi, serve, server};
@@ -169,4 +170,49 @@ async fn two_names_may_differ() {
     assert_eq!(answer["choices"][0]["message"]["content"], "a");
     let long = server.post("/v1/completions", &json!({"prompt": "x".repeat(64)})).await;
     assert_eq!(long.error_code(), "context_length_exceeded");
+}
+
+/// One vector per input, of length 1, the same in both encodings, and the same however the prompt is cut into steps.
+#[tokio::test]
+async fn embeddings() {
+    let at_rows = |max_rows| {
+        let load = LoadOptions { max_rows, ..LoadOptions::default() };
+        serve(json!({"responses": [{"text": "x"}]}), Setup { load, ..Setup::default() })
+    };
+    let (wide, narrow) = (at_rows(512), at_rows(7));
+    let long = "word ".repeat(60);
+    for pooling in ["last", "mean"] {
+        let body = json!({"input": [long, "hi"], "pooling": pooling, "model": "scripted"});
+        let answer = wide.post("/v1/embeddings", &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let answer = answer.json();
+        assert_eq!(answer["usage"], json!({"prompt_tokens": 302, "total_tokens": 302}));
+        let vector = |answer: &Value, row: usize| -> Vec<f64> {
+            let numbers = answer["data"][row]["embedding"].as_array().expect("numbers");
+            numbers.iter().map(|x| x.as_f64().expect("a number")).collect()
+        };
+        let close = |a: &[f64], b: &[f64]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+        let (first, second) = (vector(&answer, 0), vector(&answer, 1));
+        assert!((first.iter().map(|x| x * x).sum::<f64>() - 1.0).abs() < 1e-5 && !close(&first, &second));
+        let cut = narrow.post("/v1/embeddings", &body).await.json();
+        assert!(close(&vector(&cut, 0), &first), "{pooling}: {cut}");
+        let again = wide.post("/v1/embeddings", &body).await.json();
+        assert_eq!(vector(&again, 0), first, "what the cache holds changes nothing");
+        let short =
+            wide.post("/v1/embeddings", &json!({"input": "hi", "pooling": pooling, "dimensions": 3})).await.json();
+        assert_eq!(vector(&short, 0).len(), 3);
+    }
+    let coded = wide.post("/v1/embeddings", &json!({"input": [[104, 105]], "encoding_format": "base64"})).await.json();
+    // Sixteen numbers of four bytes.
+    assert_eq!(coded["data"][0]["embedding"].as_str().map(str::len), Some(88));
+    for (body, param) in [
+        (json!({}), "input"),
+        (json!({"input": ""}), "input[0]"),
+        (json!({"input": "hi", "dimensions": 17}), "dimensions"),
+        (json!({"input": "hi", "encoding_format": "int8"}), "encoding_format"),
+        (json!({"input": [[1 << 20]]}), "input[0]"),
+    ] {
+        let answer = wide.post("/v1/embeddings", &body).await;
+        assert_eq!((answer.status.as_u16(), &answer.json()["error"]["param"]), (400, &json!(param)), "{body}");
+    }
 }

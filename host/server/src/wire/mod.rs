@@ -12,7 +12,7 @@ mod script;
 use std::sync::Arc;
 
 use anyhow::Context;
-use api::{ApiOptions, ApiState, Keys, Loaded, ServedModel};
+use api::{ApiOptions, ApiState, Keys, Loaded, ServedModel, Store};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
@@ -33,7 +33,9 @@ pub async fn serve(settings: Settings) -> anyhow::Result<Running> {
     };
     let address = settings.server.address;
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
-    let state = ApiState::new(api_options(&settings), keys);
+    let (file, mib) = (settings.server.responses_file.as_deref(), settings.server.responses_mib_max);
+    let responses = Store::open(file, u64::from(mib) << 20)?;
+    let state = ApiState::new(api_options(&settings), keys, responses);
     let mut running = Running::start(listener, state.clone(), settings.server.shutdown_grace)?;
     // Loading maps files, compiles components and starts threads: not a task for the runtime's own threads.
     let wired = tokio::task::spawn_blocking(move || wire(&settings)).await.context("loading")??;
@@ -51,7 +53,7 @@ fn api_options(settings: &Settings) -> ApiOptions {
         strict_fields: server.strict_fields,
         cors_origin: server.cors_origin.clone().or(defaults.cors_origin).filter(|origin| !origin.is_empty()),
         version: env!("CARGO_PKG_VERSION").to_string(),
-        keep_alive: defaults.keep_alive,
+        keep_alive: server.keep_alive.unwrap_or(defaults.keep_alive),
         first_event_wait: defaults.first_event_wait,
     }
 }

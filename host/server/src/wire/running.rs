@@ -18,6 +18,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub struct Running {
     address: SocketAddr,
     report: Report,
+    state: ApiState,
     engines: Vec<engine::Handle>,
     stop: watch::Sender<bool>,
     http: JoinHandle<std::io::Result<()>>,
@@ -28,11 +29,11 @@ impl Running {
     pub(super) fn start(listener: TcpListener, state: ApiState, grace: Duration) -> anyhow::Result<Self> {
         let address = listener.local_addr()?;
         let (stop, mut stopped) = watch::channel(false);
-        let http = tokio::spawn(api::serve(listener, state, async move {
+        let http = tokio::spawn(api::serve(listener, state.clone(), async move {
             // An error means that the sender is gone, which is the same wish.
             let _ = stopped.wait_for(|stop| *stop).await;
         }));
-        Ok(Self { address, report: Report::default(), engines: Vec::new(), stop, http, grace })
+        Ok(Self { address, report: Report::default(), state, engines: Vec::new(), stop, http, grace })
     }
 
     pub(super) fn opened(&mut self, report: Report, engines: Vec<engine::Handle>) {
@@ -54,10 +55,15 @@ impl Running {
         (&mut self.http).await.context("the HTTP task")?.context("the HTTP server")
     }
 
-    /// Takes no new connections, lets answers end within the grace time, then stops the engines.
+    /// Refuses new requests with a 503, lets answers end within the grace time, then stops listening and the engines.
     pub async fn shutdown(mut self) -> anyhow::Result<()> {
-        self.stop.send_replace(true);
-        if tokio::time::timeout(self.grace, &mut self.http).await.is_ok() {
+        self.state.drain();
+        let ended = async {
+            self.state.drained().await;
+            self.stop.send_replace(true);
+            (&mut self.http).await
+        };
+        if tokio::time::timeout(self.grace, ended).await.is_ok() {
             self.stop_engines();
             return Ok(());
         }

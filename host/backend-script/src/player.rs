@@ -362,6 +362,12 @@ impl Backend for ScriptBackend {
     }
 }
 
+/// The token of a mask that allows one.
+fn only_token(bits: &[u32]) -> Option<TokenId> {
+    let word = bits.iter().position(|&bits| bits != 0)?;
+    Some(word as TokenId * 32 + bits[word].trailing_zeros())
+}
+
 /// Numbers of a scripted model's hidden state.
 const HIDDEN: u32 = 16;
 
@@ -385,24 +391,4 @@ fn empty(at: usize) -> std::ops::Range<u32> {
 }
 
 #[cfg(test)]
-/// The token of a mask that allows one.
-fn only_token(bits: &[u32]) -> Option<TokenId> {
-    let word = bits.iter().position(|&bits| bits != 0)?;
-    Some(word as TokenId * 32 + bits[word].trailing_zeros())
-}
-
-/// Numbers of a scripted model's hidden state.
-const HIDDEN: u32 = 16;
-
-/// The mean of some tokens' hidden states. A token's own is a fixed vector of numbers from -1 to 1 that differs from
-/// token to token and depends on nothing before it.
-fn pool(tokens: &[TokenId], into: &mut Vec<f32>) {
-    let number = |token: TokenId, i: u32| {
-        let mixed = token.wrapping_mul(0x9e37_79b1).wrapping_add(i.wrapping_mul(0x85eb_ca77));
-        ((mixed ^ (mixed >> 15)).wrapping_mul(0x2c1b_3c6d) >> 8) as f32 / (1 << 23) as f32 - 1.0
-    };
-    let mean = |i: u32| tokens.iter().map(|&token| number(token, i)).sum::<f32>() / tokens.len() as f32;
-    into.extend((0..HIDDEN).map(mean));
-}
-
 mod tests;

@@ -162,6 +162,8 @@ impl Engine {
         let words = self.caps.mask_words as usize;
         self.scratch.masks.clear();
         self.scratch.masks.resize(words * flight.runs.masked.len(), u32::MAX);
+        self.scratch.forced.clear();
+        self.scratch.forced.resize(flight.runs.masked.len(), false);
         let mut failed = Vec::new();
         let rows = self.scratch.masks.chunks_exact_mut(words.max(1)).zip(&mut self.scratch.forced);
         for ((bits, forced), &(_, index)) in rows.zip(&flight.runs.masked) {
@@ -171,26 +173,24 @@ impl Engine {
             let Some(constraint) = live.constraint.as_mut().filter(|constraint| constraint.is_active()) else {
                 continue;
             };
+            // The forward pass of this step already runs.
+            let start = Instant::now();
+            *forced = constraint.forced().is_some();
             if let Err(error) = constraint.fill_mask(bits) {
-        self.scratch.forced.clear();
-        self.scratch.forced.resize(flight.runs.masked.len(), false);
                 bits.fill(u32::MAX);
                 failed.push((slot, error));
             }
+            self.metrics.mask_seconds.observe(start.elapsed().as_secs_f64());
         }
         let bits = self.scratch.masks.chunks_exact(words.max(1)).zip(&self.scratch.forced);
         let mask = |(&(run, _), (bits, &forced))| Mask { run, row: 0, bits, forced };
         let masks: Vec<Mask<'_>> = flight.runs.masked.iter().zip(bits).map(mask).collect();
         self.backend.sample(flight.ticket, &masks)?;
-            // The forward pass of this step already runs.
-            let start = Instant::now();
-            *forced = constraint.forced().is_some();
         for (slot, error) in failed {
             self.metrics.mask_failures.inc();
             self.fail(slot, GenerationError::Grammar(error.to_string()));
         }
         Ok(())
-            self.metrics.mask_seconds.observe(start.elapsed().as_secs_f64());
     }
 
     /// Waits for the oldest step, commits it and sends its tokens.

@@ -41,33 +41,56 @@ def requests():
     }
 
 
-def stage(text, cut=3, prefix=0):
-    """The two bytes before the text: characters per piece (0: whole), and how the prompt ended (`cases::fuzz`)."""
-    return bytes([cut, prefix]) + text.encode()
+# In the order of `STAGES` in plugins/cases/src/lib.rs.
+STAGES = [
+    "hermes", "qwen3_json", "qwen3_coder", "qwen3_xml", "llama3_json", "llama4_json", "pythonic", "llama4_pythonic", "olmo3",
+    "lfm2", "mistral", "deepseek_v3", "deepseek_v31", "deepseek_v32", "glm45", "glm47", "kimi_k2", "minimax_m2", "gpt_oss",
+    "granite", "phi4_mini_json", "gemma4", "seed_oss", "qwen3", "deepseek_r1", "minimax",
+]  # fmt: skip
 
 
-THINK = {
-    "closed": stage("<think>\nWhy?\n</think>\n\nBecause."),
-    "opened-by-prompt": stage("Why?</think>Because.", prefix=1),
-    "disabled": stage("Because <think> is a word.", cut=1, prefix=2),
-    "unclosed": stage("<think>Why", cut=0),
-    "inner": stage("<think>a <tool_call> b</thi nk></think></think> c", cut=2),
-}
+def stage(name, text, cut=3, prefix=0):
+    """The three bytes before the text: the stage, characters per piece (0: whole), and how the prompt ended."""
+    return bytes([STAGES.index(name), cut, prefix]) + text.encode()
 
-HERMES = {
-    "call": stage('Well.\n<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "x"}}\n</tool_call>'),
-    "two-calls": stage('<tool_call>{"arguments": {}, "name": "f"}</tool_call>\n<tool_call>{"name": "f", "arguments": {"a": [1, {"c": null}]}}</tool_call> end', cut=1),
-    "string": stage('<tool_call>{"name": "f", "arguments": {"b": "</tool_call> \\"\\u00e9 \\ud83d\\ude00"}}</tool_call>', cut=2),
-    "broken": stage('<tool_call>{"name": "f", "arguments": {"a": ', cut=0),
-    "after-thoughts": stage('<tool_call>no</think><tool_call>{"name": "g", "arguments": "{}"}</tool_call>', prefix=1),
-}  # fmt: skip
 
-QWEN3_CODER = {
-    "call": stage("Well.\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nx\ny\n</parameter>\n</function>\n</tool_call>"),
-    "no-wrapper": stage("<function=f><parameter=a>-12</parameter></function> end", cut=1),
-    "types": stage('<tool_call><function=f><parameter=a>x</parameter><parameter=c>{"d": [1, true]}</parameter></function></tool_call>', cut=2),
-    "broken": stage("<tool_call>\n<function=f>\n<parameter=b>\n<parameter=a>", cut=0),
-    "after-thoughts": stage("<function=f></think><tool_call>\n<function=g>\n</function>\n</tool_call>\n<tool_call>", prefix=1),
+HERMES_CALL = '{"name": "f", "arguments": {"a": 1, "b": "x"}}'
+XML_CALL = "<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nx\ny\n</parameter>\n</function>"
+
+STAGE_SEEDS = {
+    "think-closed": stage("qwen3", "<think>\nWhy?\n</think>\n\nBecause."),
+    "think-opened-by-prompt": stage("qwen3", "Why?</think>Because.", prefix=1),
+    "think-disabled": stage("qwen3", "Because <think> is a word.", cut=1, prefix=2),
+    "think-unclosed": stage("deepseek_r1", "<think>Why", cut=0),
+    "think-inner": stage("minimax", "<think>a <tool_call> b</thi nk></think></think> c", cut=2),
+    "hermes": stage("hermes", f"Well.\n<tool_call>\n{HERMES_CALL}\n</tool_call>"),
+    "hermes-two": stage("hermes", '<tool_call>{"arguments": {}, "name": "f"}</tool_call>\n<tool_call>{"name": "f", "arguments": {"a": [1, {"c": null}]}}</tool_call> end', cut=1),
+    "hermes-string": stage("hermes", '<tool_call>{"name": "f", "arguments": {"b": "</tool_call> \\"\\u00e9 \\ud83d\\ude00"}}</tool_call>', cut=2),
+    "hermes-broken": stage("hermes", '<tool_call>{"name": "f", "arguments": {"a": ', cut=0),
+    "hermes-after-thoughts": stage("hermes", '<tool_call>no</think><tool_call>{"name": "g", "arguments": "{}"}</tool_call>', prefix=1),
+    "qwen3_coder": stage("qwen3_coder", f"Well.\n<tool_call>\n{XML_CALL}\n</tool_call>"),
+    "qwen3_coder-bare": stage("qwen3_coder", "<function=f><parameter=a>-12</parameter></function> end", cut=1),
+    "qwen3_coder-types": stage("qwen3_coder", '<tool_call><function=f><parameter=a>x</parameter><parameter=c>{"d": [1, true]}</parameter></function></tool_call>', cut=2),
+    "qwen3_coder-broken": stage("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=b>\n<parameter=a>", cut=0),
+    "llama3_json": stage("llama3_json", '{"name": "f", "parameters": {"a": 1}}; {"name": "f", "parameters": {}}'),
+    "llama3_json-tag": stage("llama3_json", 'Hm <|python_tag|>{"name": "f", "parameters": {"b": "}"}}', cut=1),
+    "pythonic": stage("pythonic", "[f(a=1, b='x\\\\n\\'y'), g(c=[1, {'d': None}])]"),
+    "pythonic-marked": stage("lfm2", '<|tool_call_start|>[f(a=.5e3, b="\\ud83d\\ude00")]<|tool_call_end|> end', cut=2),
+    "olmo3": stage("olmo3", "<function_calls>\nf(a=-1)\ng()\n</function_calls>", cut=1),
+    "mistral": stage("mistral", f"[THINK]a[/THINK][TOOL_CALLS] [{HERMES_CALL}, {HERMES_CALL}]"),
+    "mistral-v11": stage("mistral", '[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', cut=2),
+    "deepseek_v3": stage("deepseek_v3", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'),
+    "deepseek_v31": stage("deepseek_v31", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>', cut=1),
+    "deepseek_v32": stage("deepseek_v32", '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="b" string="true">x</｜DSML｜parameter>\n<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'),
+    "glm45": stage("glm45", "<think>a</think><tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
+    "kimi_k2": stage("kimi_k2", 'x<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|><|tool_calls_section_end|>y'),
+    "minimax_m2": stage("minimax_m2", '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>', prefix=2),
+    "gpt_oss": stage("gpt_oss", '<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>', prefix=3),
+    "gpt_oss-final": stage("gpt_oss", "<|channel|>final<|message|>a < b<|return|>", cut=1, prefix=3),
+    "granite": stage("granite", f"Here is my thought process: a Here is my response: b<|tool_call|>[{HERMES_CALL}]"),
+    "phi4_mini_json": stage("phi4_mini_json", f"functools functools[{HERMES_CALL}]", cut=1),
+    "gemma4": stage("gemma4", '<|channel>thought\na<channel|><|tool_call>call:f{a:1,b:<|"|>x "y"<|"|>,c:[{d:null}]}<tool_call|>'),
+    "seed_oss": stage("seed_oss", f"<seed:think>a</seed:think><seed:tool_call>\n{XML_CALL}\n</seed:tool_call>"),
 }  # fmt: skip
 
 
@@ -172,8 +195,6 @@ def hfs():
 
 
 write("request", {name: json.dumps(body).encode() for name, body in requests().items()})
-write("think", THINK)
-write("hermes", HERMES)
-write("qwen3_coder", QWEN3_CODER)
+write("stages", STAGE_SEEDS)
 write("gguf", ggufs())
 write("hf", hfs())

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::process::{Step, cargo, has};
 
 /// Each is a binary of `tests/fuzz`.
-const TARGETS: [&str; 6] = ["request", "think", "hermes", "qwen3_coder", "gguf", "hf"];
+const TARGETS: [&str; 4] = ["request", "stages", "gguf", "hf"];
 
 /// What makes LLVM report covered edges and compared values to libFuzzer. No sanitizer: it would need a nightly
 /// compiler, and the code under test holds next to no unsafe code.

@@ -72,7 +72,9 @@ pub fn rebuild_and_test(root: &Path) -> Result<()> {
     build_all(root, &guests(root)?, &rebuilt)?;
     // The binary that the host's tests have just built: another selection of packages would build its libraries anew.
     let tokenloom = crate::demo::target_dir(root)?.join("debug/tokenloom");
-    for chain in [&["think", "hermes"][..], &["think", "qwen3_coder"], &["jinja"]] {
+    let alone = ["llama3_json", "pythonic", "mistral", "deepseek_v3", "deepseek_v32", "jinja"];
+    let chains = [vec!["think", "hermes"], vec!["think", "qwen3_coder"]];
+    for chain in chains.into_iter().chain(alone.map(|name| vec![name])) {
         let components = chain.iter().map(|name| rebuilt.join(format!("{name}.wasm")));
         let cases = ["--cases", "tests/cases/cases.jsonl"];
         Step::new(&tokenloom, root).args(["plugin", "test"]).args(components).args(cases).check()?;

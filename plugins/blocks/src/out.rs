@@ -24,8 +24,10 @@ impl Out {
         self.events.push(Event::Text(Text { channel: channel.clone(), text: text.into(), token }));
     }
 
-    pub fn start(&mut self, index: u32, name: &str) {
-        self.events.push(Event::CallStart(CallStart { index, id: None, name: name.into(), kind: CallKind::Json }));
+    /// `id`: the one that the model wrote.
+    pub fn start(&mut self, index: u32, name: &str, id: Option<&str>) {
+        let id = id.map(str::to_string);
+        self.events.push(Event::CallStart(CallStart { index, id, name: name.into(), kind: CallKind::Json }));
     }
 
     pub fn arguments(&mut self, index: u32, fragment: &str) {

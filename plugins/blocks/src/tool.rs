@@ -1,6 +1,6 @@
 //! The driver of a tool-call format: one text in, text and calls out.
 //!
-//! A [`Format`] says which markers begin a call and reads one call character by character. [`ToolSession`] does what is
+//! A [`Format`] says which tags begin a block of calls and reads a block symbol by symbol. [`ToolSession`] does what is
 //! the same for all of them: it finds the openers, holds back what may still become one, gives everything back when it
 //! was no call after all, holds calls inside reasoning until they are whole, and numbers the calls.
 
@@ -9,6 +9,7 @@ use tokenloom_sdk::output::{Channel, EndReason, Event, Session, Text, rests};
 
 use crate::markers::{Found, Tag, find};
 use crate::out::Out;
+use crate::symbols::Symbol;
 
 /// Text held without being a call yet, or inside reasoning. The host passes text through beyond this as well.
 pub const HELD_BYTES_MAX: usize = 256 * 1024;
@@ -16,74 +17,118 @@ pub const HELD_BYTES_MAX: usize = 256 * 1024;
 /// A function's name as long as this is no name.
 pub const NAME_BYTES_MAX: usize = 256;
 
-/// What a call reads: a character, or one of the format's tags that is a token of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    Char(char),
-    Tag(usize),
-}
-
-/// What a call says after a unit. The text in it, which ends with the unit's own, is read again.
+/// What a block says after a symbol. The symbols in it, which end with the one just read, are read again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     More,
-    /// It was text all along; only before the call has started.
-    NotACall(String),
-    /// The call is over, and complete.
-    Ended(String),
-    /// The call has started and cannot go on.
-    Broken(String),
+    /// What came since the opener, or since the last call of the block, was text all along.
+    NotACall(Vec<Symbol>),
+    /// The block is over; no call is open.
+    Ended(Vec<Symbol>),
+    /// A call has started and cannot go on.
+    Broken(Vec<Symbol>),
 }
 
-/// One call's events, numbered by the session.
+/// Where an opener stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Only white space before it in its line.
+    pub line_start: bool,
+    /// Only white space and calls before it in the whole answer.
+    pub answer_start: bool,
+}
+
+/// What an opener is where it stands.
+pub enum Begin<B> {
+    Text,
+    /// The block begins behind the opener.
+    Behind(B),
+    /// The opener is the block's first text.
+    With(B),
+}
+
+/// Where a block's calls go.
 pub struct CallOut<'a> {
     out: &'a mut Out,
-    index: u32,
-    started: &'a mut bool,
+    index: &'a mut u32,
+    state: &'a mut CallState,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct CallState {
+    /// A call has started and not ended.
+    open: bool,
+    /// A call of the block has ended.
+    any: bool,
 }
 
 impl CallOut<'_> {
-    pub fn start(&mut self, name: &str) {
-        *self.started = true;
-        self.out.start(self.index, name);
+    pub fn is_open(&self) -> bool {
+        self.state.open
+    }
+
+    pub fn start(&mut self, name: &str, id: Option<&str>) {
+        self.state.open = true;
+        self.out.start(*self.index, name, id);
     }
 
     pub fn arguments(&mut self, fragment: &str) {
-        self.out.arguments(self.index, fragment);
+        self.out.arguments(*self.index, fragment);
+    }
+
+    pub fn argument(&mut self, c: char) {
+        self.arguments(c.encode_utf8(&mut [0; 4]));
+    }
+
+    /// The open call is complete.
+    pub fn end(&mut self) {
+        self.out.end(*self.index, true);
+        *self.index += 1;
+        *self.state = CallState { open: false, any: true };
     }
 }
 
 pub trait Format: 'static {
-    type Call;
+    type Block;
 
-    /// All markers of the format; an opener is a position in this list.
+    /// All tags of the format; an opener is a position in this list.
     fn tags(&self) -> &[Tag];
 
-    /// How many of the tags, from the first on, begin a call.
+    /// How many of the tags, from the first on, begin a block.
     fn openers(&self) -> usize;
 
-    /// A call after an opener, or `None` when the opener is text where it stands.
-    fn begin(&self, opener: usize, at_line_start: bool) -> Option<Self::Call>;
+    /// Whether an opener only counts at the answer's start.
+    fn only_at_start(&self, opener: usize) -> bool;
 
-    fn push(&self, call: &mut Self::Call, unit: Unit, out: &mut CallOut) -> Step;
+    fn begin(&self, opener: usize, place: Place) -> Begin<Self::Block>;
 
-    /// Whether the call is whole although its end marker has not come.
-    fn whole(&self, call: &Self::Call) -> bool;
+    fn push(&self, block: &mut Self::Block, symbol: Symbol, out: &mut CallOut) -> Step;
+
+    /// Nothing but the format's own text has been read since the last call.
+    fn between_calls(&self, block: &Self::Block) -> bool;
 }
 
-struct Open<C> {
-    call: C,
-    /// Everything read since the opener, to give back.
-    raw: String,
+struct Open<B> {
+    block: B,
+    /// What was read since the opener or the last call, to give back.
+    raw: Vec<Symbol>,
+    raw_bytes: usize,
     /// Events of a call inside reasoning, which are sent when it ends.
     aside: Out,
-    started: bool,
+    state: CallState,
+}
+
+/// What is still to be read, the next one last.
+enum Item {
+    Text(String),
+    Tag(usize),
 }
 
 pub struct ToolSession<F: Format> {
     format: F,
     out: Out,
     channel: Channel,
+    todo: Vec<Item>,
     /// Text that may still become an opener.
     part: String,
     /// White space of the content channel next to a call: shown only if text follows.
@@ -93,21 +138,26 @@ pub struct ToolSession<F: Format> {
     /// Content was shown; before that, white space may still turn out to stand next to a call.
     shown: bool,
     at_line_start: bool,
-    open: Option<Open<F::Call>>,
+    open: Option<Open<F::Block>>,
     next_index: u32,
-    /// First characters of the openers. Never empty: white space at the end of a text matters here.
+    /// First characters of the openers that count in the middle of an answer. Never empty: white space at the end of a
+    /// text matters here.
     openings: String,
 }
 
 impl<F: Format> ToolSession<F> {
     pub fn new(format: F) -> Self {
-        let openers = format.tags()[..format.openers()].iter();
-        let openings = openers.filter_map(|tag| tag.text.chars().next()).collect();
+        let anywhere = (0..format.openers()).filter(|opener| !format.only_at_start(*opener));
+        let mut openings: String = anywhere.filter_map(|opener| format.tags()[opener].text.chars().next()).collect();
+        if openings.is_empty() {
+            openings.push('\n');
+        }
         Self {
             openings,
             format,
             out: Out::default(),
             channel: Channel::Content,
+            todo: Vec::new(),
             part: String::new(),
             gap: String::new(),
             after_call: false,
@@ -131,18 +181,25 @@ impl<F: Format> ToolSession<F> {
             self.out.text(&self.channel, &text.text, text.token);
             return;
         }
-        let tag = self.format.tags().iter().position(|tag| tag.is(text.token));
-        match tag {
-            Some(tag) if self.open.is_some() => self.tag_inside(tag, &text),
-            Some(tag) if tag < self.format.openers() => {
-                self.give_back_part();
-                self.begin(tag, &text.text);
-            }
-            // A marker out of place, or any other added token: text, and the token stays with it.
-            _ if text.token.is_some() && self.open.is_none() && self.part.is_empty() && !self.may_open(&text.text) => {
+        match self.format.tags().iter().position(|tag| tag.is(text.token)) {
+            Some(tag) => self.todo.push(Item::Tag(tag)),
+            // Any other added token is text, and the token stays with it.
+            None if text.token.is_some()
+                && self.open.is_none()
+                && self.part.is_empty()
+                && !self.may_open(&text.text) =>
+            {
                 self.show(&text.text, text.token);
             }
-            _ => self.plain(&text.text),
+            None => self.todo.push(Item::Text(text.text)),
+        }
+        // Each round takes at least one symbol: what is read again is shorter than the block it was part of.
+        while let Some(item) = self.todo.pop() {
+            match item {
+                Item::Tag(tag) => self.tag(tag),
+                Item::Text(text) if self.open.is_some() => self.inside(text),
+                Item::Text(text) => self.outside(text),
+            }
         }
     }
 
@@ -150,143 +207,203 @@ impl<F: Format> ToolSession<F> {
         self.search(text) != Found::Part { at: text.len() }
     }
 
+    /// Openers that only count at the answer's start are not looked for behind it, so that nothing is held for them.
     fn search(&self, text: &str) -> Found {
-        find(text, self.format.tags()[..self.format.openers()].iter().map(Tag::by_text))
+        let start = self.answer_start();
+        let openers = self.format.tags()[..self.format.openers()].iter().enumerate();
+        find(text, openers.map(|(number, tag)| tag.by_text().filter(|_| start || !self.format.only_at_start(number))))
     }
 
-    /// Text without a token. A call may end inside it, and another begin.
-    fn plain(&mut self, text: &str) {
-        let mut rest = text.to_string();
-        // Each round takes at least one character.
-        while !rest.is_empty() {
-            rest = if self.open.is_some() { self.inside(&rest) } else { self.outside(rest) };
+    fn answer_start(&self) -> bool {
+        !self.shown && self.channel == Channel::Content
+    }
+
+    /// A tag outside of a block that does not open one is text.
+    fn tag(&mut self, tag: usize) {
+        if self.open.is_some() {
+            self.read(Symbol::tag(tag));
+            return;
+        }
+        self.give_back_part();
+        let text = self.format.tags()[tag].text.clone();
+        if tag < self.format.openers() {
+            self.begin(tag, &text);
+        } else {
+            self.show(&text, self.format.tags()[tag].token);
         }
     }
 
-    /// Reads until an opener; answers what follows it.
-    fn outside(&mut self, text: String) -> String {
+    /// Reads until an opener.
+    fn outside(&mut self, text: String) {
         let text = std::mem::take(&mut self.part) + &text;
         match self.search(&text) {
             Found::Part { at } => {
                 self.show(&text[..at], None);
                 self.part = text[at..].to_string();
-                String::new()
             }
             Found::Whole { at, which } => {
                 let end = at + self.format.tags()[which].text.len();
                 self.show(&text[..at], None);
+                if end < text.len() {
+                    self.todo.push(Item::Text(text[end..].to_string()));
+                }
                 self.begin(which, &text[at..end]);
-                text[end..].to_string()
             }
         }
     }
 
     fn begin(&mut self, opener: usize, text: &str) {
-        match self.format.begin(opener, self.at_line_start) {
-            Some(call) => {
-                let raw = text.to_string();
-                self.open = Some(Open { call, raw, aside: Out::default(), started: false });
+        let place = Place { line_start: self.at_line_start, answer_start: self.answer_start() };
+        let (block, with) = match self.format.begin(opener, place) {
+            Begin::Text => return self.show(text, self.format.tags()[opener].token),
+            Begin::Behind(block) => (block, false),
+            Begin::With(block) => (block, true),
+        };
+        let mut open =
+            Open { block, raw: Vec::new(), raw_bytes: 0, aside: Out::default(), state: CallState::default() };
+        if !with {
+            open.raw_bytes = text.len();
+            match self.format.tags()[opener].token {
+                Some(_) => open.raw.push(Symbol::tag(opener)),
+                None => open.raw.extend(text.chars().map(Symbol::from)),
             }
-            None => self.show(text, None),
+        }
+        self.open = Some(open);
+        if with {
+            self.inside(text.to_string());
         }
     }
 
-    /// Feeds an open call; answers what it did not take.
-    fn inside(&mut self, text: &str) -> String {
+    /// Feeds an open block; what it does not take is left to do.
+    fn inside(&mut self, text: String) {
         for (at, c) in text.char_indices() {
             let end = at + c.len_utf8();
-            if let Some(back) = self.unit(Unit::Char(c), &text[at..end]) {
-                return back + &text[end..];
+            let before = self.todo.len();
+            self.read(c.into());
+            if self.todo.len() > before || self.open.is_none() {
+                // What is read again comes before the rest of this text.
+                if end < text.len() {
+                    self.todo.insert(before, Item::Text(text[end..].to_string()));
+                }
+                return;
             }
-        }
-        String::new()
-    }
-
-    /// A tag that the call does not take is looked at again without it: it may begin the next one.
-    fn tag_inside(&mut self, tag: usize, text: &Text) {
-        let Some(back) = self.unit(Unit::Tag(tag), &text.text) else { return };
-        match back.strip_suffix(text.text.as_str()) {
-            Some(before) => {
-                self.plain(before);
-                self.text(text.clone());
-            }
-            None => self.plain(&back),
         }
     }
 
-    /// One unit into the open call. `Some` when the call is over: text that is to be read again.
-    fn unit(&mut self, unit: Unit, text: &str) -> Option<String> {
-        let open = self.open.as_mut()?;
+    /// One symbol into the open block.
+    fn read(&mut self, symbol: Symbol) {
+        let Some(open) = self.open.as_mut() else { return };
         let held = self.channel == Channel::Reasoning;
-        if held || !open.started {
-            open.raw.push_str(text);
+        if held || !open.state.open {
+            open.raw.push(symbol);
+            open.raw_bytes += bytes(symbol, self.format.tags());
         }
+        let was = open.state;
+        let first_index = self.next_index;
         let out = if held { &mut open.aside } else { &mut self.out };
-        let mut call_out = CallOut { out, index: self.next_index, started: &mut open.started };
-        let step = self.format.push(&mut open.call, unit, &mut call_out);
+        let mut call_out = CallOut { out, index: &mut self.next_index, state: &mut open.state };
+        let step = self.format.push(&mut open.block, symbol, &mut call_out);
+        if open.state.open && !was.open && !held {
+            // From here on there is nothing to give back.
+            forget(open);
+            self.gap.clear();
+        }
+        if self.next_index > first_index {
+            forget(open);
+            self.call_ended();
+        }
         match step {
-            Step::More if open.raw.len() > HELD_BYTES_MAX && (held || !open.started) => {
-                self.give_back();
-                Some(String::new())
-            }
-            Step::More => {
-                self.part_sent();
-                None
-            }
+            Step::More => self.limit(held),
             Step::NotACall(rest) => self.give_back_but(rest),
             Step::Broken(rest) if held => self.give_back_but(rest),
             Step::Ended(rest) => {
-                self.close(true);
-                Some(rest)
+                self.open = None;
+                self.at_line_start = true;
+                self.again(rest);
             }
             Step::Broken(rest) => {
-                self.close(false);
-                Some(rest)
+                self.break_off();
+                self.again(rest);
             }
         }
     }
 
-    /// Gives back what was held before `rest`, which is read again.
-    fn give_back_but(&mut self, rest: String) -> Option<String> {
-        if let Some(open) = &mut self.open
-            && open.raw.ends_with(&rest)
+    fn limit(&mut self, held: bool) {
+        if let Some(open) = &self.open
+            && open.raw_bytes > HELD_BYTES_MAX
+            && (held || !open.state.open)
         {
-            open.raw.truncate(open.raw.len() - rest.len());
-        }
-        self.give_back();
-        Some(rest)
-    }
-
-    /// Once a call has started in the content channel there is nothing to give back.
-    fn part_sent(&mut self) {
-        if self.channel == Channel::Content
-            && let Some(open) = &mut self.open
-            && open.started
-            && !open.raw.is_empty()
-        {
-            open.raw = String::new();
-            self.gap.clear();
+            self.give_back();
         }
     }
 
-    fn close(&mut self, complete: bool) {
-        let Some(mut open) = self.open.take() else { return };
+    fn call_ended(&mut self) {
         if self.channel == Channel::Reasoning {
-            self.out.events.append(&mut open.aside.events);
+            if let Some(open) = &mut self.open {
+                self.out.events.append(&mut open.aside.events);
+            }
         } else {
             self.gap.clear();
             self.after_call = true;
         }
-        self.out.end(self.next_index, complete);
+    }
+
+    /// The open call ends where it is.
+    fn break_off(&mut self) {
+        self.open = None;
+        self.out.end(self.next_index, false);
         self.next_index += 1;
+        self.gap.clear();
+        self.after_call = true;
         self.at_line_start = true;
+    }
+
+    /// Leaves symbols to do, before everything else.
+    fn again(&mut self, symbols: Vec<Symbol>) {
+        let mut text = String::new();
+        for symbol in symbols.into_iter().rev() {
+            match (symbol.as_char(), symbol.as_tag()) {
+                (Some(c), _) => text.push(c),
+                (None, Some(tag)) => {
+                    self.again_text(&mut text);
+                    self.todo.push(Item::Tag(tag));
+                }
+                (None, None) => {}
+            }
+        }
+        self.again_text(&mut text);
+    }
+
+    /// The text was collected from its end.
+    fn again_text(&mut self, reversed: &mut String) {
+        if !reversed.is_empty() {
+            self.todo.push(Item::Text(reversed.chars().rev().collect()));
+            reversed.clear();
+        }
+    }
+
+    /// Gives back what was held before `rest`, which is read again.
+    fn give_back_but(&mut self, rest: Vec<Symbol>) {
+        if let Some(open) = &mut self.open {
+            let keep = open.raw.len().saturating_sub(rest.len());
+            open.raw.truncate(keep);
+        }
+        self.give_back();
+        self.again(rest);
     }
 
     /// The held text was no call: it goes on as text of its channel, without being searched again.
     fn give_back(&mut self) {
-        if let Some(open) = self.open.take() {
-            self.show(&open.raw, None);
+        let Some(open) = self.open.take() else { return };
+        let mut text = String::new();
+        for symbol in open.raw {
+            match (symbol.as_char(), symbol.as_tag()) {
+                (Some(c), _) => text.push(c),
+                (None, Some(tag)) => text.push_str(&self.format.tags()[tag].text),
+                (None, None) => {}
+            }
         }
+        self.show(&text, None);
     }
 
     fn give_back_part(&mut self) {
@@ -324,16 +441,28 @@ impl<F: Format> ToolSession<F> {
     /// The stream or the channel is over, or an event that is no text comes between.
     fn interrupt(&mut self) {
         if let Some(open) = &self.open {
-            if self.format.whole(&open.call) {
-                self.close(true);
-            } else if open.started && self.channel == Channel::Content {
-                self.close(false);
+            if open.state.open && self.channel == Channel::Content {
+                self.break_off();
+            } else if open.state.any && !open.state.open && self.format.between_calls(&open.block) {
+                self.open = None;
             } else {
                 self.give_back();
             }
         }
         self.give_back_part();
     }
+}
+
+fn bytes(symbol: Symbol, tags: &[Tag]) -> usize {
+    match (symbol.as_char(), symbol.as_tag()) {
+        (Some(c), _) => c.len_utf8(),
+        (None, tag) => tag.and_then(|tag| tags.get(tag)).map_or(0, |tag| tag.text.len()),
+    }
+}
+
+fn forget<B>(open: &mut Open<B>) {
+    open.raw.clear();
+    open.raw_bytes = 0;
 }
 
 impl<F: Format> Session for ToolSession<F> {

@@ -4,11 +4,69 @@
 //! a component.
 
 use tokenloom_sdk::output::{
-    CallKind, Channel, EndReason, Event, Marker, RESTS, Request, Session, Stage, Text, Tool, ToolChoice,
+    CallKind, Channel, Constraint, EndReason, Event, Marker, RESTS, Request, Session, Stage, Text, Tool, ToolChoice,
 };
 
-/// The bundled stages that are named by parsers of the cases.
-pub const STAGES: [&str; 6] = ["hermes", "qwen3_json", "qwen3", "deepseek_r1", "qwen3_coder", "qwen3_xml"];
+pub mod render;
+
+/// The bundled stages by every name that parsers go by, with the settings that the name stands for.
+macro_rules! stages {
+    ($($name:literal => $stage:ty, $settings:literal;)*) => {
+        pub const STAGES: &[&str] = &[$($name),*];
+
+        fn open_one(name: &str, setup: &Setup) -> Option<Box<dyn Session>> {
+            match name {
+                $($name => session::<$stage>($settings, setup),)*
+                _ => None,
+            }
+        }
+
+        /// The markers of a stage, empty for one that is not bundled.
+        pub fn markers(name: &str) -> Vec<String> {
+            match name {
+                $($name => <$stage>::configure($settings).map(|stage| stage.requires().markers).unwrap_or_default(),)*
+                _ => Vec::new(),
+            }
+        }
+
+        /// The grammar that a stage asks for, as the host would get it.
+        pub fn grammar(name: &str, request: &Request) -> Option<Constraint> {
+            match name {
+                $($name => <$stage>::configure($settings).ok()?.constrain(request).ok()?,)*
+                _ => None,
+            }
+        }
+    };
+}
+
+stages! {
+    "hermes" => hermes::Hermes, "{}";
+    "qwen3_json" => hermes::Hermes, "{}";
+    "qwen3_coder" => qwen3_coder::Qwen3Coder, "{}";
+    "qwen3_xml" => qwen3_coder::Qwen3Coder, "{}";
+    "llama3_json" => llama3_json::Llama3Json, "{}";
+    "llama4_json" => llama3_json::Llama3Json, "{}";
+    "pythonic" => pythonic::Pythonic, "{}";
+    "llama4_pythonic" => pythonic::Pythonic, "{}";
+    "olmo3" => pythonic::Pythonic, "{}";
+    "lfm2" => pythonic::Pythonic, "{}";
+    "mistral" => mistral::Mistral, "{}";
+    "deepseek_v3" => deepseek_v3::DeepseekV3, "{}";
+    "deepseek_v31" => deepseek_v3::DeepseekV3, "{\"version\": \"v31\"}";
+    "deepseek_v32" => deepseek_v32::DeepseekV32, "{}";
+    "glm45" => glm45::Glm45, "{}";
+    "glm47" => glm45::Glm45, "{}";
+    "kimi_k2" => kimi_k2::KimiK2, "{}";
+    "minimax_m2" => minimax_m2::MinimaxM2, "{}";
+    "gpt_oss" => gpt_oss::GptOss, "{}";
+    "granite" => granite::Granite, "{}";
+    "phi4_mini_json" => phi4_mini_json::Phi4MiniJson, "{}";
+    "gemma4" => gemma4::Gemma4, "{}";
+    "seed_oss" => seed_oss::SeedOss, "{}";
+    "qwen3" => think::Think, "{}";
+    "deepseek_r1" => think::Think, "{\"assume_open\": true}";
+    "minimax" => think::Think, "{\"assume_open\": true}";
+}
 
 /// What one stream is told.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +90,8 @@ pub struct Answer {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Call {
+    /// The one that the model wrote.
+    pub id: Option<String>,
     pub name: String,
     pub arguments: String,
     /// `None`: it never ended.
@@ -43,36 +103,36 @@ pub fn open(names: &[&str], setup: &Setup) -> Option<Vec<Box<dyn Session>>> {
     names.iter().map(|name| open_one(name, setup)).collect()
 }
 
-fn open_one(name: &str, setup: &Setup) -> Option<Box<dyn Session>> {
-    match name {
-        "hermes" | "qwen3_json" => session::<hermes::Hermes>("{}", setup),
-        "qwen3" => session::<think::Think>("{}", setup),
-        "deepseek_r1" => session::<think::Think>("{\"assume_open\": true}", setup),
-        "qwen3_coder" | "qwen3_xml" => session::<qwen3_coder::Qwen3Coder>("{}", setup),
-        _ => None,
-    }
+/// A stage that is described by settings.
+pub fn open_described(settings: &str, setup: &Setup) -> Result<Vec<Box<dyn Session>>, String> {
+    declarative::Declarative::configure(settings).map_err(|error| error.message)?;
+    session::<declarative::Declarative>(settings, setup).map(|session| vec![session]).ok_or_else(|| "no stage".into())
 }
 
 fn session<S: Stage>(settings: &str, setup: &Setup) -> Option<Box<dyn Session>> {
     let stage = S::configure(settings).ok()?;
     let token = |text: &str| setup.added.iter().find(|(added, _)| added == text).map(|(_, id)| *id);
     let markers = stage.requires().markers.into_iter().map(|text| Marker { token: token(&text), text }).collect();
+    Some(Box::new(stage.open(Request { markers, ..request(setup, ToolChoice::Auto) })))
+}
+
+/// What a stage is told, without its markers.
+pub fn request(setup: &Setup, tool_choice: ToolChoice) -> Request {
     let tool = |(name, schema): &(String, String)| Tool {
         name: name.clone(),
         kind: CallKind::Json,
         schema_json: Some(schema.clone()),
         strict: false,
     };
-    let request = Request {
+    Request {
         tools: setup.tools.iter().map(tool).collect(),
-        tool_choice: ToolChoice::Auto,
+        tool_choice,
         parallel_calls: true,
         starts_in: None,
         turn_prefix: setup.turn_prefix.clone(),
-        markers,
+        markers: Vec::new(),
         ext: Vec::new(),
-    };
-    Some(Box::new(stage.open(request)))
+    }
 }
 
 /// A piece of a stream: text, or an added token.
@@ -107,6 +167,11 @@ fn passes(event: &Event, until: &str) -> bool {
 
 /// Feeds a chain one piece per step, as the host does. An error names the rule that the events broke.
 pub fn run(chain: Vec<Box<dyn Session>>, pieces: &[Piece]) -> Result<Answer, String> {
+    run_until(chain, pieces, &EndReason::StopToken(0))
+}
+
+/// The same, for a stream that ends in a particular way.
+pub fn run_until(chain: Vec<Box<dyn Session>>, pieces: &[Piece], end: &EndReason) -> Result<Answer, String> {
     let mut chain: Vec<Rested> = chain.into_iter().map(|session| Rested { session, until: None }).collect();
     let mut answer = Answer::default();
     for (text, token) in pieces {
@@ -119,7 +184,7 @@ pub fn run(chain: Vec<Box<dyn Session>>, pieces: &[Piece]) -> Result<Answer, Str
         answer.take(events)?;
     }
     for at in 0..chain.len() {
-        let mut events = chain[at].session.finish(EndReason::StopToken(0)).map_err(|error| error.message)?;
+        let mut events = chain[at].session.finish(end.clone()).map_err(|error| error.message)?;
         for stage in &mut chain[at + 1..] {
             events = stage.feed(events)?;
         }
@@ -141,7 +206,7 @@ impl Answer {
                     if start.index as usize != self.calls.len() || self.calls.iter().any(|c| c.complete.is_none()) {
                         return Err(format!("call {} starts out of order", start.index));
                     }
-                    self.calls.push(Call { name: start.name, ..Call::default() });
+                    self.calls.push(Call { id: start.id, name: start.name, ..Call::default() });
                 }
                 Event::CallArguments(arguments) => {
                     self.open_call(arguments.index)?.arguments.push_str(&arguments.fragment);
@@ -168,25 +233,48 @@ pub fn cut(text: &str, size: usize) -> Vec<Piece> {
     chars.chunks(size).map(|part| (part.iter().collect(), None)).collect()
 }
 
-/// For a fuzzer: the first two bytes choose the cutting and the prompt's end, the rest is what the model says. Panics
-/// when a rule is broken or the cutting changes the answer, as a fuzzer wants it.
-pub fn fuzz(names: &[&str], data: &[u8]) {
-    let Some((&[size, start], text)) = data.split_first_chunk::<2>() else { return };
-    let prefixes = ["", "<think>\n", "<think>\n\n</think>\n\n"];
+/// Text with every occurrence of `markers` as a token of its own, numbered from 100, and the rest cut by `size`.
+pub fn with_tokens(text: &str, markers: &[String], size: usize) -> (Vec<(String, u32)>, Vec<Piece>) {
+    let added: Vec<(String, u32)> = markers.iter().cloned().zip(100..).collect();
+    let (mut pieces, mut rest) = (Vec::new(), text);
+    loop {
+        let found = |(marker, id): &(String, u32)| Some((rest.find(marker.as_str())?, usize::MAX - marker.len(), *id));
+        // The first marker, and the longest of those that begin there.
+        let Some((at, from_longest, id)) = added.iter().filter_map(found).min() else { break };
+        let end = at + (usize::MAX - from_longest);
+        pieces.extend(cut(&rest[..at], size));
+        pieces.push((rest[at..end].to_string(), Some(id)));
+        rest = &rest[end..];
+    }
+    pieces.extend(cut(rest, size));
+    pieces.retain(|(text, _)| !text.is_empty());
+    (added, pieces)
+}
+
+/// For a fuzzer: the first byte chooses the stage, the next two the cutting and the prompt's end, the rest is what the
+/// model says. Panics when a rule is broken or the cutting changes the answer, as a fuzzer wants it.
+pub fn fuzz(data: &[u8]) {
+    let Some((&[stage, size, start], text)) = data.split_first_chunk::<3>() else { return };
+    let name = STAGES[usize::from(stage) % STAGES.len()];
+    // A stage that only reads calls also runs behind one that finds reasoning.
+    let chains: [&[&str]; 2] = [&[name], &["qwen3", name]];
+    let prefixes = ["", "<think>\n", "<think>\n\n</think>\n\n", "<|start|>assistant"];
     let schema = "{\"properties\": {\"a\": {\"type\": \"integer\"}, \"b\": {\"type\": \"string\"}}}";
     let setup = Setup {
         tools: vec![("f".into(), schema.into())],
-        turn_prefix: prefixes[start as usize % prefixes.len()].into(),
+        turn_prefix: prefixes[usize::from(start) % prefixes.len()].into(),
         added: Vec::new(),
     };
     let text = String::from_utf8_lossy(text);
-    let whole = open(names, &setup).map(|chain| run(chain, &cut(&text, 0)));
-    let parts = open(names, &setup).map(|chain| run(chain, &cut(&text, size as usize)));
-    match (whole, parts) {
-        (Some(Ok(mut whole)), Some(Ok(mut parts))) => {
-            (whole.early_arguments, parts.early_arguments) = (0, 0);
-            assert_eq!(whole, parts, "cutting changed the answer");
+    for names in chains {
+        let whole = open(names, &setup).map(|chain| run(chain, &cut(&text, 0)));
+        let parts = open(names, &setup).map(|chain| run(chain, &cut(&text, size as usize)));
+        match (whole, parts) {
+            (Some(Ok(mut whole)), Some(Ok(mut parts))) => {
+                (whole.early_arguments, parts.early_arguments) = (0, 0);
+                assert_eq!(whole, parts, "cutting changed the answer of {names:?}");
+            }
+            (whole, parts) => panic!("{names:?}: {whole:?} {parts:?}"),
         }
-        (whole, parts) => panic!("{whole:?} {parts:?}"),
     }
 }

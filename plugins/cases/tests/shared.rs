@@ -87,7 +87,7 @@ fn answer(case: &Value, pieces: &[Piece]) -> Answer {
 #[test]
 fn every_case_in_every_cutting() {
     let cases = bundled();
-    assert_eq!(cases.len(), 26);
+    assert_eq!(cases.len(), 37);
     for case in &cases {
         let pieces = pieces(case);
         let given = answer(case, &pieces);
@@ -111,26 +111,15 @@ fn every_case_in_every_cutting() {
 #[test]
 fn markers_as_tokens() {
     for case in bundled().iter().filter(|case| case["input"]["deltas"].is_array()) {
-        let markers = ["<think>", "</think>", "<tool_call>", "</tool_call>"];
         // A marker that is quoted in an argument or a sentence is no token there.
         let quoted = ["tool-hermes-05", "tool-qwen3c-06", "reason-17"];
         if quoted.iter().any(|id| case["id"].as_str().is_some_and(|case| case.starts_with(id))) {
             continue;
         }
-        let mut setup = setup(case);
-        setup.added = markers.iter().zip(100..).map(|(text, id)| (text.to_string(), id)).collect();
-        let mut rest: String = pieces(case).iter().map(|(text, _)| text.as_str()).collect();
-        let mut tokens: Vec<Piece> = Vec::new();
-        while !rest.is_empty() {
-            let next =
-                setup.added.iter().filter_map(|(text, id)| Some((rest.find(text.as_str())?, text.len(), *id))).min();
-            let (at, len, id) = next.unwrap_or((rest.len(), 0, 0));
-            tokens.extend(cut(&rest[..at], 3));
-            if len > 0 {
-                tokens.push((rest[at..at + len].to_string(), Some(id)));
-            }
-            rest = rest[at + len..].to_string();
-        }
+        let text: String = pieces(case).iter().map(|(text, _)| text.as_str()).collect();
+        let markers: Vec<String> = names(case).iter().flat_map(|name| cases::markers(name)).collect();
+        let (added, tokens) = cases::with_tokens(&text, &markers, 3);
+        let setup = Setup { added, ..setup(case) };
         let names = names(case);
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let answer = run(open(&names, &setup).expect("bundled"), &tokens).expect("valid events");

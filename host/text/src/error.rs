@@ -26,6 +26,9 @@ pub enum TextError {
     /// An output stage failed and its declared policy was not to pass the text through.
     #[error("output stage `{stage}`: {code}: {message}")]
     Stage { stage: String, code: String, message: String, severity: Severity },
+    /// The form that the request asks for cannot be enforced. `param` is the field that asks.
+    #[error("{param}: {error}")]
+    Grammar { param: String, error: grammar::GrammarError },
     #[error("model text setup: {0}")]
     Setup(String),
 }
@@ -35,6 +38,7 @@ impl TextError {
     pub fn is_request_fault(&self) -> bool {
         match self {
             Self::NoTemplate | Self::BadRequest { .. } | Self::Template { .. } | Self::Encode { .. } => true,
+            Self::Grammar { error, .. } => error.is_request_fault(),
             Self::Stage { severity, .. } => *severity == Severity::RejectRequest,
             _ => false,
         }
@@ -43,7 +47,7 @@ impl TextError {
     /// The request field at fault, for `error.param`.
     pub fn param(&self) -> Option<&str> {
         match self {
-            Self::BadRequest { param, .. } => Some(param),
+            Self::BadRequest { param, .. } | Self::Grammar { param, .. } => Some(param),
             Self::Template { .. } | Self::NoTemplate => Some("messages"),
             _ => None,
         }

@@ -1,7 +1,7 @@
 //! Tokens to text and back: tokenizers, templates, stop strings, the chain of output stages.
 //!
 //! This crate owns every rule between a checked chat request and prompt tokens, and between generated tokens and the
-//! deltas a client sees. It knows no HTTP, no wire JSON of an endpoint, no wasmtime, no thread and no clock: templates
+//! deltas a client sees, and which grammar a request's output is held to. It knows no HTTP, no wire JSON of an endpoint, no wasmtime, no thread and no clock: templates
 //! and stages are trait objects from `contract`, and the current time is an argument.
 //!
 //! Start with [`model::TextModel`], which ties the parts of one served name together; [`prepare`] is the way in,
@@ -9,6 +9,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod cases;
+pub mod constrain;
 pub mod detokenizer;
 pub mod error;
 pub mod finish;
@@ -21,8 +22,10 @@ pub mod stops;
 mod test_stages;
 pub mod tokenizer;
 
+pub use constrain::{ConstraintJob, ConstraintPlan, Structure};
 pub use error::TextError;
 pub use finish::{EndOfStream, finish_reason};
+pub use grammar;
 pub use model::{TextModel, TextModelParts};
 pub use pipeline::{Delta, OutputJob, OutputPipeline, OutputUsage, Piece};
 pub use prepare::{ChatJob, Prepared, Stops};

@@ -4,14 +4,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use contract::TokenId;
-use contract::output::{Channel, Marker, OutputStage, StageRequest, TURN_PREFIX_BYTES_MAX};
-use contract::reasoning::{ReasoningTracker, ResolvedMarker, ResolvedSpan};
+use contract::output::{Channel, Marker, OutputStage, ReasoningSpan, StageRequest, TURN_PREFIX_BYTES_MAX};
+use contract::reasoning::{ReasoningTracker, ResolvedMarker, ResolvedSpan, ThinkingBudget};
 use contract::template::{ChatTemplate, Rendered};
 use serde_json::json;
 
 use crate::normalise::ContentForm;
 use crate::pipeline::PipelineParts;
-use crate::{ChatJob, OutputJob, OutputPipeline, Prepared, Stops, TextError, Tokenizer, prepare};
+use crate::{ChatJob, OutputJob, OutputPipeline, Prepared, Stops, TextError, Tokenizer, constrain, prepare};
 
 /// What a name is made of.
 pub struct TextModelParts {
@@ -30,6 +30,10 @@ pub struct TextModel {
     markers: Vec<Vec<Marker>>,
     /// With the texts of open and close, which the turn prefix is read for.
     spans: Vec<(ResolvedSpan, String, String)>,
+    /// Per span, what is written in the model's place when the thinking budget is spent.
+    forced_closes: Arc<[Vec<TokenId>]>,
+    /// Shared by the names over one engine; without it no output can be constrained.
+    grammars: Option<Arc<grammar::Compiler>>,
     stage_stops: Stops,
     form: ContentForm,
     warnings: Vec<String>,
@@ -43,6 +47,7 @@ impl TextModel {
         let marker = |text: &String| Marker { text: text.clone(), token: tokenizer.added_token(text) };
         let markers = requirements.iter().map(|r| r.markers.iter().map(marker).collect()).collect();
         let mut spans = Vec::new();
+        let mut forced_closes = Vec::new();
         for (stage, span) in stages.iter().zip(&requirements).flat_map(|(s, r)| r.reasoning.iter().map(move |x| (s, x)))
         {
             if span.open.is_empty() || span.close.is_empty() {
@@ -51,6 +56,7 @@ impl TextModel {
             }
             let resolved =
                 ResolvedSpan { open: resolve(&tokenizer, &span.open), close: resolve(&tokenizer, &span.close) };
+            forced_closes.push(forced_close(&tokenizer, span)?);
             spans.push((resolved, span.open.clone(), span.close.clone()));
         }
         let mut stage_stops = Stops::default();
@@ -64,7 +70,67 @@ impl TextModel {
                     .to_owned(),
             );
         }
-        Ok(Self { tokenizer, template, stages, markers, spans, stage_stops, form: probe.form, warnings })
+        let forced_closes = forced_closes.into();
+        let form = probe.form;
+        Ok(Self {
+            tokenizer,
+            template,
+            stages,
+            markers,
+            spans,
+            forced_closes,
+            grammars: None,
+            stage_stops,
+            form,
+            warnings,
+        })
+    }
+
+    /// The same model, whose output can be held to grammars over its vocabulary. Two stages that both give a grammar
+    /// are refused: a request has one.
+    pub fn with_grammars(mut self, grammars: Arc<grammar::Compiler>) -> Result<Self, TextError> {
+        let probe = constrain::probe();
+        let gives = |(stage, markers): (&Arc<dyn OutputStage>, &Vec<Marker>)| {
+            let request = stage_request(&probe, stage.as_ref(), markers);
+            matches!(stage.constrain(&request), Ok(Some(_))).then(|| stage.name().to_owned())
+        };
+        let givers: Vec<String> = self.stages.iter().zip(&self.markers).filter_map(gives).collect();
+        if let [first, second, ..] = givers.as_slice() {
+            let message =
+                format!("output stages `{first}` and `{second}` both give a grammar for calls; leave one out");
+            return Err(TextError::Setup(message));
+        }
+        self.grammars = Some(grammars);
+        Ok(self)
+    }
+
+    pub(crate) fn grammars(&self) -> Option<&Arc<grammar::Compiler>> {
+        self.grammars.as_ref()
+    }
+
+    /// The stages, each with the request as it is told.
+    pub(crate) fn stage_requests(
+        &self,
+        request: &StageRequest,
+    ) -> impl Iterator<Item = (&dyn OutputStage, StageRequest)> {
+        let stages = self.stages.iter().zip(&self.markers);
+        stages.map(move |(stage, markers)| (stage.as_ref(), stage_request(request, stage.as_ref(), markers)))
+    }
+
+    /// Follows the reasoning of one stream.
+    pub(crate) fn tracker(&self, request: &StageRequest, tokens_max: Option<u32>) -> ReasoningTracker {
+        let budget =
+            tokens_max.map(|tokens_max| ThinkingBudget { tokens_max, closes: Arc::clone(&self.forced_closes) });
+        ReasoningTracker::new(self.spans(), self.starts_in_reasoning(request)).with_budget(budget)
+    }
+
+    /// Whether the model may still begin to reason: the template did not close a block that nobody wrote in.
+    pub(crate) fn may_reason(&self, request: &StageRequest) -> bool {
+        let closed = |(_, open, close): &(ResolvedSpan, String, String)| {
+            let last = request.turn_prefix.rfind(close.as_str());
+            last.is_some() && last > request.turn_prefix.rfind(open.as_str())
+        };
+        request.starts_in != Some(Channel::Content) && !self.spans.is_empty() && !self.spans.iter().any(closed)
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -118,7 +184,18 @@ impl TextModel {
                 marker_tokens.extend(markers.iter().filter_map(|marker| marker.token));
             }
         }
-        let tracker = ReasoningTracker::new(self.spans(), !job.raw && self.starts_in_reasoning(&job.stage_request));
+        let tracker = match job.raw {
+            true => ReasoningTracker::new(self.spans(), false),
+            false => self.tracker(&job.stage_request, job.thinking_tokens_max),
+        };
+        let close = |(span, _, text): &(ResolvedSpan, String, String)| Marker {
+            text: text.clone(),
+            token: match span.close {
+                ResolvedMarker::Token(token) => Some(token),
+                ResolvedMarker::Bytes(_) => None,
+            },
+        };
+        let closes = self.spans.iter().map(close).collect();
         let tokenizer = self.tokenizer.clone();
         let is_token = |marker: &ResolvedMarker| matches!(marker, ResolvedMarker::Token(_));
         let spans_are_exact =
@@ -129,6 +206,7 @@ impl TextModel {
             markers: marker_tokens,
             tracker,
             spans_are_exact,
+            closes,
             job,
         }))
     }
@@ -162,6 +240,16 @@ fn resolve(tokenizer: &Tokenizer, marker: &str) -> ResolvedMarker {
     tokenizer
         .added_token(marker)
         .map_or_else(|| ResolvedMarker::Bytes(marker.as_bytes().to_vec()), ResolvedMarker::Token)
+}
+
+/// The tokens of a span's forced close. One that does not close the span would be forced for ever.
+fn forced_close(tokenizer: &Tokenizer, span: &ReasoningSpan) -> Result<Vec<TokenId>, TextError> {
+    let text = if span.forced_close.contains(&span.close) { &span.forced_close } else { &span.close };
+    let mut tokens = tokenizer.encode(text, false)?;
+    if let Some(close) = tokenizer.added_token(&span.close).filter(|close| !tokens.contains(close)) {
+        tokens.push(close);
+    }
+    Ok(tokens)
 }
 
 /// Schemas are copied into a plugin's memory only when it asks for them.

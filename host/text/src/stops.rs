@@ -106,6 +106,16 @@ impl StopMatcher {
         }
     }
 
+    /// Lets a piece through that no stop string is looked for in; what is held before it was none either.
+    pub fn pass(&mut self, piece: TextPiece, out: &mut Vec<TextPiece>) {
+        if self.hit.is_some() || piece.text.is_empty() {
+            return;
+        }
+        self.release(self.held_bytes, out);
+        self.automata.iter_mut().for_each(|automaton| automaton.state = 0);
+        out.push(piece);
+    }
+
     /// The end of the text: what is held was no stop string.
     pub fn finish(&mut self, out: &mut Vec<TextPiece>) {
         if self.hit.is_none() {
@@ -229,6 +239,21 @@ mod tests {
         matcher.push(TextPiece { text: "y".into(), token: None }, &mut out);
         let token = TextPiece { text: "<end>".into(), token: Some(7) };
         assert_eq!(out, [token, TextPiece { text: "y".into(), token: None }]);
+    }
+
+    /// Text that may not stop gives back what was held before it, and no stop string reaches over it.
+    #[test]
+    fn passed_text_is_never_a_stop_string() {
+        let mut matcher = StopMatcher::new(["abc".to_owned()], false);
+        let mut out = Vec::new();
+        let piece = |text: &str| TextPiece { text: text.to_owned(), token: None };
+        matcher.push(piece("xa"), &mut out);
+        matcher.pass(piece("abc b"), &mut out);
+        matcher.push(piece("c"), &mut out);
+        assert_eq!(
+            (out.iter().map(|p| p.text.as_str()).collect::<String>().as_str(), matcher.hit()),
+            ("xaabc bc", None)
+        );
     }
 
     proptest! {

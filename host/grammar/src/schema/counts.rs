@@ -80,17 +80,28 @@ impl Walker<'_> {
         Ok(None)
     }
 
-    /// Names that no schema lists can be repeated by a model, and a repeated name counts once. So a lower bound on
-    /// properties holds only when the required ones alone reach it.
-    pub(super) fn check_counts(&mut self, reduced: &Reduced) -> Result<(), GrammarError> {
-        let Some(wanted) = reduced.get("minProperties").and_then(Value::as_u64) else { return Ok(()) };
-        let required = reduced.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64;
+    /// Bounds on the number of properties that hold by themselves are dropped. Names that no schema lists can be repeated
+    /// by a model, and a repeated name counts once: so a lower bound holds only where the required ones alone reach it.
+    pub(super) fn check_counts(&mut self, reduced: &mut Reduced) -> Result<(), GrammarError> {
+        let length = |keyword: &str| match reduced.get(keyword) {
+            Some(Value::Array(list)) => list.len() as u64,
+            Some(Value::Object(map)) => map.len() as u64,
+            _ => 0,
+        };
+        let (required, listed) = (length("required"), length("properties"));
         let is_closed = reduced.get("additionalProperties") == Some(&Value::Bool(false))
             && !reduced.contains_key("patternProperties");
-        if wanted <= required.max(1) || is_closed {
-            return Ok(());
+        let bound = |keyword: &str| reduced.get(keyword).and_then(Value::as_u64);
+        let (least, most) = (bound("minProperties"), bound("maxProperties"));
+        if is_closed && most.is_some_and(|most| most >= listed) {
+            reduced.shift_remove("maxProperties");
         }
-        self.refuse_bound(wanted, required)
+        match least {
+            Some(wanted) if wanted <= required => drop(reduced.shift_remove("minProperties")),
+            Some(wanted) if wanted > 1 && !is_closed => return self.refuse_bound(wanted, required),
+            _ => {}
+        }
+        Ok(())
     }
 
     fn refuse_bound(&mut self, wanted: u64, required: u64) -> Result<(), GrammarError> {

@@ -162,7 +162,7 @@ impl Walker<'_> {
         self.base = outer;
         let mut reduced = reduced?;
         self.rewrite(keywords, &mut reduced)?;
-        self.check_counts(&reduced)?;
+        self.check_counts(&mut reduced)?;
         Ok(Value::Object(reduced))
     }
 

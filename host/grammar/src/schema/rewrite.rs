@@ -16,6 +16,12 @@ impl Walker<'_> {
         if self.old_draft && keywords.contains_key("$ref") {
             return Ok(());
         }
+        // What a schema lists counts here, and not what other keywords are rewritten to.
+        for keyword in ["unevaluatedProperties", "unevaluatedItems"] {
+            if keywords.contains_key(keyword) {
+                self.unevaluated(keyword, keywords, reduced)?;
+            }
+        }
         for (keyword, value) in keywords {
             match keyword.as_str() {
                 "not" => self.not(value, reduced)?,
@@ -24,7 +30,6 @@ impl Walker<'_> {
                     self.dependencies(keyword, value, reduced)?;
                 }
                 "propertyNames" => self.property_names(value, reduced)?,
-                "unevaluatedProperties" | "unevaluatedItems" => self.unevaluated(keyword, keywords, reduced)?,
                 "nullable" => nullable(value, reduced),
                 _ => {}
             }

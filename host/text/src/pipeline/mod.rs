@@ -7,7 +7,7 @@ mod shape;
 use std::collections::HashSet;
 
 use contract::TokenId;
-use contract::output::{EndReason, OutputEvent, StageRequest, StageSession, ToolChoice};
+use contract::output::{EndReason, Marker, OutputEvent, StageRequest, StageSession, ToolChoice};
 use contract::reasoning::ReasoningTracker;
 use contract::sampling::TokenLogprobs;
 
@@ -32,6 +32,14 @@ pub struct OutputJob {
     pub skip_special_tokens: bool,
     /// No stages and no white space rule: the raw text, for `/v1/completions`.
     pub raw: bool,
+    /// Before so many tokens no stop string ends the text. The engine holds back stop tokens by itself.
+    pub min_tokens: u32,
+    /// The budget that the engine's constraint keeps; what it forces is never shown.
+    pub thinking_tokens_max: Option<u32>,
+    /// Reasoning is separated and counted, but not delivered.
+    pub hide_reasoning: bool,
+    /// The answer ends with its first complete call.
+    pub one_call: bool,
 }
 
 /// A step of the answer as a client sees it. Plain and streamed answers fold the same deltas.
@@ -64,6 +72,8 @@ pub struct Piece {
     pub token_ids: Vec<TokenId>,
     /// The stop string that was hit: drop the generation and call `finish`.
     pub stopped: Option<String>,
+    /// The one call that was wanted is complete: drop the generation and call `finish`.
+    pub enough: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,6 +100,8 @@ pub(crate) struct PipelineParts {
     pub tracker: ReasoningTracker,
     /// Every span's markers are tokens. Markers of bytes count in part as reasoning, so nothing can be compared.
     pub spans_are_exact: bool,
+    /// The closing marker of each span.
+    pub closes: Vec<Marker>,
     pub job: OutputJob,
 }
 
@@ -104,6 +116,13 @@ pub struct OutputPipeline {
     /// Text that is not white space came while the tracker was inside a span.
     tracked_reasoning: bool,
     spans_are_exact: bool,
+    closes: Vec<Marker>,
+    /// The closing marker of the span that is being closed by force was fed to the stages.
+    close_is_fed: bool,
+    min_tokens: u32,
+    one_call: bool,
+    /// Nothing more is delivered.
+    enough: bool,
     markers: HashSet<TokenId>,
     stop_tokens: HashSet<TokenId>,
     skip_special_tokens: bool,
@@ -123,7 +142,7 @@ struct Taken {
 
 impl OutputPipeline {
     pub(crate) fn new(parts: PipelineParts) -> Self {
-        let PipelineParts { tokenizer, sessions, markers, tracker, spans_are_exact, job } = parts;
+        let PipelineParts { tokenizer, sessions, markers, tracker, spans_are_exact, closes, job } = parts;
         let request = job.stage_request;
         let calls_allowed = !job.raw && !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
         Self {
@@ -135,11 +154,17 @@ impl OutputPipeline {
                 skip_special_tokens: job.skip_special_tokens,
                 calls_allowed,
                 declared_tools: request.tools.into_iter().map(|tool| tool.name).collect(),
+                hide_reasoning: job.hide_reasoning,
             }),
             tokenizer,
             tracker,
             tracked_reasoning: false,
             spans_are_exact,
+            closes,
+            close_is_fed: false,
+            min_tokens: job.min_tokens,
+            one_call: job.one_call && calls_allowed,
+            enough: false,
             markers,
             stop_tokens: job.stop_tokens.into_iter().collect(),
             skip_special_tokens: job.skip_special_tokens,
@@ -154,12 +179,12 @@ impl OutputPipeline {
 
     /// Takes the tokens of one engine step. `logprobs` is empty or has one entry per token.
     ///
-    /// After [`Piece::stopped`] was set, tokens are ignored: they were sampled before the caller could know.
+    /// After [`Piece::stopped`] or [`Piece::enough`] was set, tokens are ignored: they were sampled before the caller could know.
     pub fn push(&mut self, tokens: &[TokenId], logprobs: Vec<TokenLogprobs>) -> Result<Piece, TextError> {
         let mut text = Vec::new();
         let mut logprobs = logprobs.into_iter();
         for &token in tokens {
-            if self.end.is_some() || self.stops.hit().is_some() {
+            if self.end.is_some() || self.enough || self.stops.hit().is_some() {
                 break;
             }
             let taken = Taken { token, logprobs: logprobs.next() };
@@ -173,7 +198,7 @@ impl OutputPipeline {
             }
         }
         let events = self.chain.feed(events(text))?;
-        self.shaper.take(events, &mut self.riding.deltas);
+        self.shape(events);
         Ok(self.piece(false))
     }
 
@@ -187,8 +212,7 @@ impl OutputPipeline {
             if let Some(last) = self.last.take() {
                 self.take_last(last, end, &mut text);
             }
-            let rest = TextPiece { text: self.detokenizer.finish().to_owned(), token: None };
-            self.stops.push(rest, &mut text);
+            self.break_character(&mut text);
             self.stops.finish(&mut text);
         }
         let reason = match (self.stops.hit(), end) {
@@ -199,9 +223,25 @@ impl OutputPipeline {
             (None, EndOfStream::Error) => EndReason::Error,
         };
         let events = self.chain.finish(events(text), &reason)?;
-        self.shaper.take(events, &mut self.riding.deltas);
+        self.shape(events);
         self.shaper.finish(&mut self.riding.deltas);
         Ok(self.piece(true))
+    }
+
+    /// Events to deltas, up to the first complete call when one is all that is wanted.
+    fn shape(&mut self, events: Vec<OutputEvent>) {
+        if self.enough {
+            return;
+        }
+        let deltas = &mut self.riding.deltas;
+        let from = deltas.len();
+        self.shaper.take(events, deltas);
+        if self.one_call
+            && let Some(end) = deltas[from..].iter().position(|d| matches!(d, Delta::CallEnd { complete: true, .. }))
+        {
+            deltas.truncate(from + end + 1);
+            self.enough = true;
+        }
     }
 
     pub fn usage(&self) -> OutputUsage {
@@ -244,28 +284,60 @@ impl OutputPipeline {
 
     fn take(&mut self, taken: Taken, text: &mut Vec<TextPiece>) {
         let token = taken.token;
+        let is_forced = self.tracker.forced() == Some(token);
+        let span = self.tracker.open_span();
         self.count(taken);
+        if is_forced {
+            return self.forced(span, text);
+        }
+        self.close_is_fed = false;
         let hidden = self.skip_special_tokens && self.tokenizer.is_special(token) && !self.markers.contains(&token);
         if hidden {
             let bytes = self.tokenizer.token_bytes(token);
             let stop = std::str::from_utf8(&bytes).ok().and_then(|text| self.stops.has(text)).map(str::to_owned);
-            if let Some(stop) = stop {
+            if let Some(stop) = stop.filter(|_| self.may_stop()) {
                 self.stops.force_hit(&stop, text);
             }
         } else if self.tokenizer.is_added(token) {
             self.added(token, text);
         } else {
             let piece = TextPiece { text: self.detokenizer.push(token), token: None };
-            self.stops.push(piece, text);
+            self.to_stops(piece, text);
+        }
+    }
+
+    /// A token that the host wrote: the stages see the bare marker, and nobody sees the rest.
+    fn forced(&mut self, span: Option<usize>, text: &mut Vec<TextPiece>) {
+        if let Some(close) = span.and_then(|span| self.closes.get(span)).filter(|_| !self.close_is_fed) {
+            let close = TextPiece { text: close.text.clone(), token: close.token };
+            self.break_character(text);
+            self.stops.pass(close, text);
+            self.close_is_fed = true;
         }
     }
 
     /// An added token is an event of its own; a character that was incomplete before it stays incomplete.
     fn added(&mut self, token: TokenId, text: &mut Vec<TextPiece>) {
-        let broken = TextPiece { text: self.detokenizer.finish().to_owned(), token: None };
-        self.stops.push(broken, text);
+        self.break_character(text);
         let own = self.detokenizer.push(token);
-        self.stops.push(TextPiece { text: own, token: Some(token) }, text);
+        self.to_stops(TextPiece { text: own, token: Some(token) }, text);
+    }
+
+    fn break_character(&mut self, text: &mut Vec<TextPiece>) {
+        let broken = TextPiece { text: self.detokenizer.finish().to_owned(), token: None };
+        self.to_stops(broken, text);
+    }
+
+    fn may_stop(&self) -> bool {
+        self.completion_tokens >= self.min_tokens
+    }
+
+    fn to_stops(&mut self, piece: TextPiece, text: &mut Vec<TextPiece>) {
+        if self.may_stop() {
+            self.stops.push(piece, text);
+        } else {
+            self.stops.pass(piece, text);
+        }
     }
 
     fn count(&mut self, taken: Taken) {
@@ -284,7 +356,7 @@ impl OutputPipeline {
         if self.riding.deltas.is_empty() && !last && stopped.is_none() {
             return Piece::default();
         }
-        Piece { stopped, ..std::mem::take(&mut self.riding) }
+        Piece { stopped, enough: self.enough, ..std::mem::take(&mut self.riding) }
     }
 }
 

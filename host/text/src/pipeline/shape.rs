@@ -28,6 +28,7 @@ pub(super) struct ShaperParts {
     /// Calls are possible, so white space next to one must not become content of its own.
     pub calls_allowed: bool,
     pub declared_tools: HashSet<String>,
+    pub hide_reasoning: bool,
 }
 
 /// Joins neighbouring text, gives calls their ids, and checks joined arguments.
@@ -90,7 +91,9 @@ impl Shaper {
         match channel {
             Channel::Reasoning => {
                 self.any_reasoning |= !text.trim().is_empty();
-                push_reasoning(&text, deltas);
+                if !self.parts.hide_reasoning {
+                    push_reasoning(&text, deltas);
+                }
             }
             Channel::Content | Channel::Other(_) if !self.parts.calls_allowed => push_content(&text, deltas),
             Channel::Content | Channel::Other(_) => self.content_near_calls(&text, deltas),

@@ -168,6 +168,12 @@ impl Tokenizer {
         self.inner.table.size()
     }
 
+    /// The vocabulary as grammars see it.
+    pub fn vocabulary(&self) -> grammar::Vocabulary {
+        let ids = 0..self.vocab_size() as TokenId;
+        grammar::Vocabulary::new(ids.map(|id| (self.token_bytes(id), self.is_added(id))))
+    }
+
     pub fn bos(&self) -> Option<TokenId> {
         self.bos
     }

@@ -120,7 +120,8 @@ __device__ __forceinline__ void mma_m8n8k4(float (&d)[8], u32 a0, u32 a1, u32 b0
 
 // Volta's instruction works in four groups of eight lanes. Group q takes the k of the lanes whose number in their quad is
 // q, for all rows and columns; the four sums are then added and brought to where the later instructions leave them.
-__device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+// A call: written out at every use it takes half a minute to compile.
+__device__ __noinline__ float4 mma_volta(float4 d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     int lane = threadIdx.x % WARP, q = lane / 4 % 4, from = ((lane & 3) | (lane / 16 * 4)) * 4 + q;
     a0 = __shfl_sync(FULL, a0, from);
     a1 = __shfl_sync(FULL, a1, from);
@@ -129,7 +130,7 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u
     b0 = __shfl_sync(FULL, b0, from);
     b1 = __shfl_sync(FULL, b1, from);
     // Lane l holds row (l & 1) + (i & 2) + 4 (l / 16), column (i & 4) + (l & 2) + (i & 1) in its number i.
-    float sums[2][8] = {};
+    float sums[2][8] = {}, total[4];
     mma_m8n8k4(sums[0], a0, a2, b0, b1);
     mma_m8n8k4(sums[1], a1, a3, b0, b1);
     int to = (lane / 4 & 1) | (lane & 1) << 1 | (lane / 8 & 1) << 2 | (lane / 2 & 1) << 3 | lane / 16 << 4;
@@ -147,9 +148,17 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u
         for (int i = 0; i < 2; i++) {
             float keep = q & 2 ? kept[i | 2] : kept[i], send = q & 2 ? kept[i] : kept[i | 2];
             last[i] = keep + __shfl_xor_sync(FULL, send, 8);
-            d[2 * half + i] += __shfl_sync(FULL, last[i], to);
+            total[2 * half + i] = __shfl_sync(FULL, last[i], to);
         }
     }
+    return make_float4(d.x + total[0], d.y + total[1], d.z + total[2], d.w + total[3]);
+}
+__device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    float4 sum = mma_volta(make_float4(d[0], d[1], d[2], d[3]), a0, a1, a2, a3, b0, b1);
+    d[0] = sum.x;
+    d[1] = sum.y;
+    d[2] = sum.z;
+    d[3] = sum.w;
 }
 #elif ARCH < 800
 __device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

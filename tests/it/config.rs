@@ -5,8 +5,9 @@ use testkit::TestServer;
 
 use crate::{message, script};
 
+/// The report sets what was asked beside what is effective, and says what was lowered.
 #[test]
-fn the_report_shows_asked_and_effective() -> anyhow::Result<()> {
+fn sched_12_no_silent_clamp() -> anyhow::Result<()> {
     let server = TestServer::script(
         &json!({"context": 512, "responses": [{"text": "x"}]}).to_string(),
         &["--max-model-len", "4096", "--max-num-seqs", "3", "--gpu-memory-utilization", "0.5"],

@@ -35,7 +35,7 @@ fn a_template_file_replaces_the_models_own() -> anyhow::Result<()> {
 /// The policy is a component; what it is shows in the report and at `/plugins`.
 #[test]
 fn schedulers_are_components() -> anyhow::Result<()> {
-    for name in ["fcfs", "priority"] {
+    for name in ["fcfs", "priority", "fair", "deadline", "shortest-prefill-first", "stall-free"] {
         let server = TestServer::script(&script(json!({"text": "fine"})), &["--scheduler", name])?;
         assert_eq!(message(&server, json!({"priority": 3}))?["message"]["content"], "fine");
         assert!(server.report().contains(&format!("effective plugin `{name}`")), "{}", server.report());

@@ -24,6 +24,8 @@ cargo xtask plugins --check compare plugins/dist with the sources it was built f
 cargo xtask tidy            repository rules: imports, lengths, environment reads, fresh components
 cargo xtask kernels         every CUDA kernel compiled for every card, with NVRTC from PyPI
 cargo xtask fuzz [SECONDS]  run every fuzz target (60 seconds each)
+cargo xtask sim --policy NAME [--trace FILE] [...]
+                            what a scheduling policy does to waiting times, without a model; --help lists the rest
 cargo xtask bench [NAME]    speed figures, written to tests/bench/results";
 
 fn main() -> ExitCode {
@@ -54,6 +56,9 @@ fn run() -> Result<()> {
         ["kernels"] => kernels::run(&root),
         ["fuzz"] => fuzz::run(&root, 60),
         ["fuzz", seconds] => fuzz::run(&root, seconds.parse()?),
+        ["sim", rest @ ..] => {
+            process::cargo(&root).args(["run", "--release", "--quiet", "-p", "sim", "--"]).args(rest).check()
+        }
         ["bench", rest @ ..] => bench::run(&root, rest),
         _ => anyhow::bail!("unknown command\n\n{USAGE}"),
     }

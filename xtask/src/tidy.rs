@@ -45,6 +45,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("tests", &[]),
     ("gpu-check", &["backend", "backend-cpu", "backend-cuda", "contract", "model"]),
     ("bench", &["backend", "backend-cpu", "contract", "engine", "model", "testkit"]),
+    ("sim", &["contract", "plugin-host", "scheduler"]),
     ("xtask", &[]),
     ("componentize", &[]),
 ];

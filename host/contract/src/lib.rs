@@ -8,6 +8,7 @@
 //! [`template::ChatTemplate`] and [`policy::SchedulePolicy`].
 
 pub mod constraint;
+pub mod cost;
 pub mod generation;
 pub mod ids;
 pub mod output;

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::Slot;
+use crate::cost::StepCost;
 
 /// A request that enters the waiting queue.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,8 +31,16 @@ pub struct Arrival {
 pub struct Limits {
     pub step: u64,
     pub now_us: u64,
-    /// Tokens the host expects to fit this step's target time, from measured steps.
+    /// Tokens the host expects to fit this step's target time at the depth of the deepest prompt that runs, from
+    /// measured steps; decoding requests take one each.
     pub token_budget: u32,
+    /// Tokens that no step exceeds, whatever they cost.
+    pub tokens_max: u32,
+    /// Wanted time of the step; 0: none. Grants that cost more, by `cost`, are cut.
+    pub target_us: u32,
+    /// What the step takes without any prompt: its fixed cost and the rows of decoding requests.
+    pub decode_us: u32,
+    pub cost: StepCost,
     pub free_seats: u32,
     pub free_pages: u32,
     pub page_tokens: u32,

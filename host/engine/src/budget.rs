@@ -1,9 +1,14 @@
-//! How many rows fit a step's target time, learned from measured steps.
+//! What a step costs, learned from measured steps.
 //!
-//! The cost of a step is `ms = a + b rows + c rows context` (weights are read once, every row costs its products, and
-//! attention reads the context of each row). The three are fitted by least squares over past steps, older ones fading.
+//! `ms = a + b rows + c context`, where `context` is the sum over the rows of their positions: weights are read once,
+//! every row costs its products, and attention reads what comes before it. The three are fitted by least squares of the
+//! relative error. Steps are kept in bins by rows and by context of a row, each bin fading on its own: an hour of pure
+//! decoding does not make the engine forget what a deep prompt costs.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+use contract::cost::StepCost;
 
 /// One measured step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -14,72 +19,109 @@ pub(crate) struct Measured {
     pub device: Duration,
 }
 
-/// Weight of a step after each later one: about the last hundred steps count, so a fit follows a machine that gets
+/// Weight of a step after each later one of its bin: about the last thirty count, so a fit follows a machine that gets
 /// warm or shared, and does not follow a single slow step.
-const FADE: f64 = 0.99;
+const FADE: f64 = 0.97;
 
 /// Weight of the prior `a = b = c = 0`, in steps; it only decides what a handful of equal steps cannot.
-const PRIOR: f64 = 1e-3;
+const PRIOR: f64 = 1e-4;
 
 /// Rows and contexts are counted in these units, so that the three unknowns have like size.
 const ROWS_UNIT: f64 = 64.0;
 const CONTEXT_UNIT: f64 = 64.0 * 1024.0;
 
-pub(crate) struct Budget {
-    target_ms: f64,
-    rows_max: u32,
-    budget: u32,
+/// Added to a step's time when its weight is found: relative errors of microseconds mean nothing.
+const MS_MIN: f64 = 0.05;
+
+/// The normal equations of weighted least squares.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
     normal: [[f64; 3]; 3],
     right: [f64; 3],
-    /// Smoothed context of a row.
-    row_context: f64,
+}
+
+impl Sums {
+    fn fade(&mut self, by: f64) {
+        self.normal.iter_mut().flatten().chain(&mut self.right).for_each(|value| *value *= by);
+    }
+
+    fn add(&mut self, x: [f64; 3], ms: f64) {
+        let weight = 1.0 / ((ms + MS_MIN) * (ms + MS_MIN));
+        for i in 0..3 {
+            for j in 0..3 {
+                self.normal[i][j] += weight * x[i] * x[j];
+            }
+            self.right[i] += weight * x[i] * ms;
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        for i in 0..3 {
+            for j in 0..3 {
+                self.normal[i][j] += other.normal[i][j];
+            }
+            self.right[i] += other.right[i];
+        }
+    }
+}
+
+pub(crate) struct Budget {
+    rows_max: u32,
+    /// The most rows of a step so far.
+    rows_seen: u32,
+    /// By binary digits of the rows, and of the context of a row.
+    bins: BTreeMap<(u32, u32), Sums>,
+    cost: StepCost,
 }
 
 impl Budget {
-    pub fn new(target: Duration, rows_max: u32) -> Self {
-        let mut normal = [[0.0; 3]; 3];
-        for (i, row) in normal.iter_mut().enumerate() {
-            row[i] = PRIOR;
-        }
-        // Nothing is known yet: a page of rows is small on every device, and the budget may double with each step.
-        let budget = contract::PAGE_TOKENS.min(rows_max);
-        Self { target_ms: target.as_secs_f64() * 1e3, rows_max, budget, normal, right: [0.0; 3], row_context: 0.0 }
+    pub fn new(rows_max: u32) -> Self {
+        // Nothing is known yet: half a page of rows is small on every device.
+        let rows_seen = contract::PAGE_TOKENS / 2;
+        Self { rows_max, rows_seen, bins: BTreeMap::new(), cost: StepCost::default() }
     }
 
+    pub fn cost(&self) -> StepCost {
+        self.cost
+    }
+
+    /// Beyond what was measured the fit only guesses, so steps at most double.
     pub fn rows(&self) -> u32 {
-        self.budget
+        self.rows_seen.saturating_mul(2).min(self.rows_max)
     }
 
     pub fn observe(&mut self, step: &Measured) {
         if step.rows == 0 {
             return;
         }
+        self.rows_seen = self.rows_seen.max(step.rows);
+        let row_context = (step.context / f64::from(step.rows)) as u32;
+        // Contexts by powers of four: attention is a part of the cost that grows slowly.
+        let bin = self.bins.entry((step.rows.ilog2(), (row_context | 1).ilog2() / 2)).or_default();
+        bin.fade(FADE);
         let x = [1.0, f64::from(step.rows) / ROWS_UNIT, step.context / CONTEXT_UNIT];
-        let ms = step.device.as_secs_f64() * 1e3;
+        bin.add(x, step.device.as_secs_f64() * 1e3);
+        let mut sums = Sums::default();
+        self.bins.values().for_each(|bin| sums.merge(bin));
+        let mean = sums.normal[0][0];
         for i in 0..3 {
-            for j in 0..3 {
-                self.normal[i][j] = self.normal[i][j] * FADE + x[i] * x[j];
-            }
-            self.normal[i][i] += PRIOR * (1.0 - FADE);
-            self.right[i] = self.right[i] * FADE + x[i] * ms;
+            sums.normal[i][i] += PRIOR * mean;
         }
-        self.row_context += (step.context / f64::from(step.rows) - self.row_context) * (1.0 - FADE);
-        let [a, b, c] = fit(&self.normal, &self.right);
-        let row_ms = b / ROWS_UNIT + c * self.row_context / CONTEXT_UNIT;
-        // Where the fixed cost is most of the target, or above it, smaller steps would only repeat it: the rows may then
-        // cost as much as it does, and a step is at most twice as long as it must be.
-        let fitting = (self.target_ms - a).max(a) / row_ms.max(f64::MIN_POSITIVE);
-        // Beyond what was measured the fit only guesses, so the budget at most doubles.
-        let most = self.budget.saturating_mul(2).min(self.rows_max);
-        self.budget = (fitting.clamp(1.0, f64::from(most)) as u32).max(1);
+        let [a, b, c] = fit(&sums);
+        // Casts beyond the range give the largest number.
+        self.cost = StepCost {
+            fixed_us: (a * 1e3) as u32,
+            row_ns: (b / ROWS_UNIT * 1e6) as u32,
+            context_ps: (c / CONTEXT_UNIT * 1e9) as u32,
+        };
     }
 }
 
 /// Least squares with no negative cost: the most negative unknown is set to zero and the rest is solved again.
-fn fit(normal: &[[f64; 3]; 3], right: &[f64; 3]) -> [f64; 3] {
+fn fit(sums: &Sums) -> [f64; 3] {
     let mut used = [true; 3];
     loop {
-        let x = solve(normal, right, &used);
+        let x = solve(sums, &used);
         let worst = (0..3).filter(|&i| x[i] < 0.0).min_by(|&i, &j| x[i].total_cmp(&x[j]));
         match worst {
             Some(i) => used[i] = false,
@@ -89,7 +131,7 @@ fn fit(normal: &[[f64; 3]; 3], right: &[f64; 3]) -> [f64; 3] {
 }
 
 /// Gaussian elimination over the unknowns in use; the matrix is positive definite because of the prior.
-fn solve(normal: &[[f64; 3]; 3], right: &[f64; 3], used: &[bool; 3]) -> [f64; 3] {
+fn solve(Sums { normal, right }: &Sums, used: &[bool; 3]) -> [f64; 3] {
     let mut m = [[0.0; 4]; 3];
     for i in 0..3 {
         for j in 0..3 {
@@ -113,42 +155,52 @@ fn solve(normal: &[[f64; 3]; 3], right: &[f64; 3], used: &[bool; 3]) -> [f64; 3]
 mod tests {
     use super::*;
 
-    fn after(steps: impl Iterator<Item = (u32, f64)>, cost: impl Fn(u32, f64) -> f64) -> u32 {
-        let mut budget = Budget::new(Duration::from_millis(50), 4096);
+    fn after(steps: impl Iterator<Item = (u32, f64)>, cost: impl Fn(u32, f64) -> f64) -> Budget {
+        let mut budget = Budget::new(4096);
         for (rows, context) in steps {
             let device = Duration::from_secs_f64(cost(rows, context) / 1e3);
             budget.observe(&Measured { rows, context, device });
         }
-        budget.rows()
+        budget
     }
 
-    /// Steps of 10 ms + 0.1 ms a row: 400 rows fit 50 ms.
+    fn near(value: u32, wanted: u32) -> bool {
+        value.abs_diff(wanted) <= wanted / 20
+    }
+
+    /// Steps of 10 ms, 0.1 ms a row and 1 us for a row's thousand tokens of context.
     #[test]
     fn a_linear_device_is_learned() {
-        let rows = after((0..200).map(|n| (8 + n % 97, 0.0)), |rows, _| 10.0 + 0.1 * f64::from(rows));
-        assert!((390..=410).contains(&rows), "{rows}");
+        let cost = |rows: u32, context: f64| 10.0 + 0.1 * f64::from(rows) + 1e-6 * context;
+        let steps = (0..300).map(|n| (8 + n % 97, f64::from(8 + n % 97) * f64::from(n % 7) * 2000.0));
+        let cost = after(steps, cost).cost();
+        assert!(near(cost.fixed_us, 10_000) && near(cost.row_ns, 100_000) && near(cost.context_ps, 1000), "{cost:?}");
     }
 
-    /// Long contexts cost rows.
+    /// An hour of decoding beside nobody does not wash out what prompts cost.
     #[test]
-    fn context_lowers_the_budget() {
-        let cost = |rows: u32, context: f64| 5.0 + 0.05 * f64::from(rows) + context * 1e-4;
-        let near = after((0..200).map(|n| (8 + n % 90, f64::from(8 + n % 90) * 10.0)), cost);
-        let far = after((0..200).map(|n| (8 + n % 90, f64::from(8 + n % 90) * 4000.0)), cost);
-        assert!(far < near / 4, "{far} {near}");
+    fn decoding_forgets_nothing() {
+        let cost = |rows: u32, context: f64| 5.0 + 0.02 * f64::from(rows) + 1.1e-6 * context;
+        let deep = (0..200).map(|n| (64 + n * 5, f64::from(64 + n * 5) * f64::from(n) * 500.0));
+        let decoding = (0..100_000).map(|n| (16, 16.0 * f64::from(200 + n % 4000)));
+        let found = after(deep.chain(decoding), cost).cost();
+        assert!(near(found.row_ns, 20_000) && near(found.context_ps, 1100), "{found:?}");
     }
 
-    /// A device whose steps cost nothing is used in full; one whose rows are slower than the target gets a row.
+    /// What was never measured is reached by doubling.
+    #[test]
+    fn steps_grow_by_doubling() {
+        assert_eq!(Budget::new(4096).rows(), 64);
+        assert_eq!(after([(64, 0.0), (16, 0.0)].into_iter(), |_, _| 1.0).rows(), 128);
+        assert_eq!(after([(4000, 0.0)].into_iter(), |_, _| 1.0).rows(), 4096);
+    }
+
+    /// Steps that cost nothing, and steps of a minute.
     #[test]
     fn extremes_stay_in_range() {
-        assert_eq!(after((0..20).map(|_| (64, 0.0)), |_, _| 0.0), 4096);
-        assert_eq!(after((0..200).map(|n| (1 + n % 64, 0.0)), |rows, _| 1e3 * f64::from(rows)), 1);
-    }
-
-    /// A fixed cost above the target does not shrink the steps to nothing: 100 ms + 1 ms a row gives 100 rows.
-    #[test]
-    fn a_large_fixed_cost_is_shared_by_many_rows() {
-        let rows = after((0..200).map(|n| (8 + n % 97, 0.0)), |rows, _| 100.0 + f64::from(rows));
-        assert!((95..=105).contains(&rows), "{rows}");
+        let free = after((0..20).map(|_| (64, 0.0)), |_, _| 0.0).cost();
+        assert_eq!((free.fixed_us, free.row_ns, free.context_ps), (0, 0, 0));
+        let slow = after((0..200).map(|n| (1 + n % 64, 0.0)), |rows, _| 1e3 * f64::from(rows)).cost();
+        assert!(near(slow.row_ns, 1_000_000_000), "{slow:?}");
     }
 }

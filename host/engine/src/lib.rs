@@ -66,7 +66,7 @@ pub fn start(parts: EngineParts, registry: &mut Registry) -> Result<Handle, Engi
     let (sender, mailbox) = mpsc::channel();
     let mut engine = Engine {
         metrics: metrics::Metrics::register(registry, &config.name, caps.pages),
-        budget: budget::Budget::new(config.step_target, caps.max_rows),
+        budget: budget::Budget::new(caps.max_rows),
         lives: live::Lives::new(Arc::clone(&shared)),
         policy: policy::PolicySeat::new(config.policy_deadline),
         shared: Arc::clone(&shared),

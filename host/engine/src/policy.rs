@@ -1,7 +1,8 @@
 //! The policy's seat: calls with a deadline, strikes, and native FCFS in its place.
 //!
 //! A call that fails, comes late or gives an invalid decision is a strike, and FCFS decides that step; the policy then
-//! starts again from a snapshot. After [`STRIKES_MAX`] strikes it stays out until another one is loaded.
+//! starts again from a snapshot. After [`STRIKES_MAX`] strikes the policy that it was exchanged for comes back; without one, FCFS
+//! decides until another is loaded.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ pub(crate) const NATIVE: &str = "fcfs (native)";
 
 pub(crate) struct PolicySeat {
     policy: Option<Box<dyn SchedulePolicy>>,
+    /// What decided before the last exchange and had not failed: it comes back when its successor does.
+    previous: Option<Box<dyn SchedulePolicy>>,
     /// Stays after the policy was benched, for the status.
     name: String,
     deadline: Duration,
@@ -33,17 +36,32 @@ pub(crate) struct PolicySeat {
 
 impl PolicySeat {
     pub fn new(deadline: Duration) -> Self {
-        Self { policy: None, name: NATIVE.into(), deadline, resync: false, rests_until_us: 0, strikes: 0, good: 0 }
+        Self {
+            policy: None,
+            previous: None,
+            name: NATIVE.into(),
+            deadline,
+            resync: false,
+            rests_until_us: 0,
+            strikes: 0,
+            good: 0,
+        }
     }
 
     pub fn load(&mut self, policy: Option<Box<dyn SchedulePolicy>>, shared: &Shared) {
+        self.previous = self.policy.take();
+        let state = if policy.is_some() { PolicyState::Active } else { PolicyState::Native };
+        self.seat(policy);
+        shared.strikes.store(0, std::sync::atomic::Ordering::Relaxed);
+        shared.set_policy(&self.name, state, None);
+    }
+
+    /// From the next step on this policy decides, from a snapshot.
+    fn seat(&mut self, policy: Option<Box<dyn SchedulePolicy>>) {
         self.name = policy.as_ref().map_or_else(|| NATIVE.into(), |policy| policy.name().to_owned());
         self.resync = policy.is_some();
         self.rests_until_us = 0;
         (self.strikes, self.good) = (0, 0);
-        shared.strikes.store(0, std::sync::atomic::Ordering::Relaxed);
-        let state = if policy.is_some() { PolicyState::Active } else { PolicyState::Native };
-        shared.set_policy(&self.name, state, None);
         self.policy = policy;
     }
 
@@ -85,10 +103,17 @@ impl PolicySeat {
             tracing::warn!(strikes = self.strikes, limit = STRIKES_MAX, "{error}; fcfs decides this step");
             return;
         }
-        tracing::error!(
-            "{error}; strike {} of {STRIKES_MAX}: fcfs decides until another policy is loaded",
-            self.strikes
-        );
+        let strikes = self.strikes;
+        if let Some(previous) = self.previous.take() {
+            let failed = std::mem::take(&mut self.name);
+            self.seat(Some(previous));
+            tracing::error!("{error}; strike {strikes} of {STRIKES_MAX}: scheduler `{}` decides again", self.name);
+            let why = format!("scheduler `{failed}` was exchanged back after {strikes} strikes ({error})");
+            shared.strikes.store(0, std::sync::atomic::Ordering::Relaxed);
+            shared.set_policy(&self.name, PolicyState::Returned, Some(why));
+            return;
+        }
+        tracing::error!("{error}; strike {strikes} of {STRIKES_MAX}: fcfs decides until another policy is loaded");
         self.policy = None;
         scheduler.without_policy();
         shared.set_policy(&self.name, PolicyState::Benched, Some(error.to_string()));

@@ -226,6 +226,8 @@ impl Engine {
         let tick = Tick {
             now_us: self.now_us,
             token_budget: self.budget.rows(),
+            target_us: u32::try_from(self.config.step_target.as_micros()).unwrap_or(u32::MAX),
+            cost: self.budget.cost(),
             last_step_us: u32::try_from(self.last_step.0.as_micros()).unwrap_or(u32::MAX),
             last_step_tokens: self.last_step.1,
             in_flight_steps: self.flights.len() as u32,
@@ -260,6 +262,7 @@ impl Engine {
     /// Tells clients and counters what the plan decided.
     fn after_plan(&mut self) {
         let plan = self.scheduler.current();
+        self.metrics.token_budget.set(plan.budget.into());
         for violation in &plan.violations {
             self.metrics.violations.get_or_create(&[("rule", violation.name())]).inc();
         }
@@ -335,7 +338,6 @@ impl Engine {
         self.last_step = (device, measured.rows);
         self.metrics.step_seconds.observe(device.as_secs_f64());
         self.metrics.iteration_tokens.observe(measured.rows.into());
-        self.metrics.token_budget.set(self.budget.rows().into());
         if flight.decode_only && out.graph.is_none() && !self.caps.graphs.is_empty() {
             self.metrics.graph_misses.inc();
         }

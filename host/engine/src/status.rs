@@ -17,6 +17,8 @@ pub enum PolicyState {
     Native,
     /// The policy decides; FCFS stands in for single steps.
     Active,
+    /// An exchanged policy failed too often, and the one before it decides again.
+    Returned,
     /// The policy failed too often: FCFS decides until it is exchanged.
     Benched,
 }
@@ -181,6 +183,10 @@ impl Shared {
                 "scheduler `{}` was replaced by native fcfs after {strikes} strikes ({why}); load another one to end this",
                 texts.policy
             ));
+        }
+        if texts.policy_state == PolicyState::Returned {
+            let why = texts.last_strike.as_deref().unwrap_or("its successor failed");
+            degraded.push(format!("{why}; scheduler `{}` decides again", texts.policy));
         }
         let last = self.last_token_us.load(Ordering::Relaxed);
         EngineStatus {

@@ -5,7 +5,8 @@
 //! [`contract::policy::SchedulePolicy`]) and makes sure that nothing a component does costs more than one request.
 //!
 //! Start with [`PluginHost`] in `host.rs`; `load.rs` is what happens to a component before its first call, `engine.rs`
-//! and `sandbox.rs` the limits every call runs under, `stage.rs`, `template.rs` and `scheduler.rs` the three adapters.
+//! and `sandbox.rs` the limits every call runs under, `stage.rs`, `template.rs` and `scheduler.rs` the three adapters; `trace.rs` records what a
+//! scheduler was told and runs it again.
 
 mod bindings;
 pub mod bundled;
@@ -34,6 +35,7 @@ mod settings;
 mod stage;
 mod status;
 mod template;
+pub mod trace;
 mod unsent;
 
 pub use bundled::{Catalogue, CatalogueEntry};

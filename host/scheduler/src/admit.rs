@@ -3,9 +3,9 @@
 use contract::{PAGE_TOKENS, Slot};
 
 use crate::limits::READMIT_HEADROOM_TOKENS;
-use crate::plan::Room;
 use crate::queue::Scheduler;
 use crate::request::{Entry, Phase};
+use crate::room::Room;
 use crate::step::{Append, Bind, Started};
 
 impl Scheduler {
@@ -20,7 +20,7 @@ impl Scheduler {
             return 0;
         }
         let cached = self.cached_tokens(entry);
-        let take = self.cut(cached, entry.need_from(cached), tokens, room.rows);
+        let take = self.cut(cached, entry.need_from(cached), tokens, room.rows_from(cached));
         if take == 0 {
             return 0;
         }

@@ -21,6 +21,7 @@ mod preempt;
 mod prefix;
 mod queue;
 mod request;
+mod room;
 mod seats;
 mod step;
 mod tenants;

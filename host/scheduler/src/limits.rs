@@ -1,6 +1,7 @@
 //! Fixed sizes, the numbers of one step, and the limits of this crate.
 
 use contract::PAGE_TOKENS;
+use contract::cost::StepCost;
 
 /// A request that was preempted this often is no victim any more while others are left, and a policy's wish to preempt
 /// it is ignored. With the growing headroom of `admit`, running out of pages stays below it by itself.
@@ -85,8 +86,11 @@ impl Config {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tick {
     pub now_us: u64,
-    /// Rows that are expected to fit the step's target time.
+    /// Rows that the step may have at most: beyond what was measured, the cost is only a guess.
     pub token_budget: u32,
+    /// Wanted time of the step, and what a step costs; 0, and nothing: only the rows count.
+    pub target_us: u32,
+    pub cost: StepCost,
     pub last_step_us: u32,
     pub last_step_tokens: u32,
     pub in_flight_steps: u32,

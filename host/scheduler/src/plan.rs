@@ -13,6 +13,7 @@ use crate::fcfs;
 use crate::limits::{REFUSAL_CODE_BYTES_MAX, RETRY_AFTER_MS_MAX, STARVED_SCAN_MAX, Tick};
 use crate::queue::Scheduler;
 use crate::request::Phase;
+use crate::room::{Decodes, Room};
 use crate::step::{Append, Feed, PlannedRun, Refused, StepPlan};
 
 /// A run of a step in flight: what is needed to take its result.
@@ -44,21 +45,11 @@ pub(crate) struct PlanScratch {
 /// What one look at the running requests tells.
 #[derive(Default)]
 pub(crate) struct Survey {
-    pub decoding: u32,
+    pub decodes: Decodes,
     /// Pages that the decoding rows of this step lack.
     pub missing: u32,
     /// See [`crate::preempt`].
     pub elder: Option<Slot>,
-}
-
-/// What is left for prompts while a step is planned.
-pub(crate) struct Room {
-    pub rows: u32,
-    /// A request that must come first found no place, so no other may take one.
-    pub closed: bool,
-    /// Who is refused a page ends admission: those behind it do not overtake.
-    pub in_order: bool,
-    pub now_us: u64,
 }
 
 impl Scheduler {
@@ -79,15 +70,15 @@ impl Scheduler {
         launched.runs.clear();
         self.launching = launched;
         let survey = self.survey();
-        let budget = self.step_budget(tick, survey.decoding);
+        let decodes = survey.decodes;
         self.free_pages_for_decodes(survey);
         self.plan_decodes(tick);
-        let mut room = Room {
-            rows: budget.saturating_sub(self.plan.rows),
-            closed: false,
-            in_order: matches!(advice, Advice::Native),
-            now_us: tick.now_us,
-        };
+        let mut room = self.room(tick, decodes);
+        room.rows =
+            (room.rows + decodes.rows).saturating_sub(self.plan.rows).min(self.config.max_rows - self.plan.rows);
+        room.in_order = matches!(advice, Advice::Native);
+        let depth = self.scratch.prefills.iter().map(|&slot| self.entry(slot).computed).max().unwrap_or(0);
+        self.plan.budget = self.plan.rows + room.rows_from(depth);
         self.plan_starved(&mut room);
         match advice {
             Advice::Native => self.plan_native(&mut room),
@@ -154,7 +145,9 @@ impl Scheduler {
         for &slot in &self.running {
             let entry = self.entries[slot.0 as usize].as_deref().expect("a running slot has an entry");
             let decoding = entry.is_decoding();
-            survey.decoding += u32::from(decoding);
+            if decoding {
+                survey.decodes.add(entry.computed);
+            }
             if entry.parked {
                 continue;
             }
@@ -217,7 +210,7 @@ impl Scheduler {
 
     fn plan_native(&mut self, room: &mut Room) {
         let mut grants = std::mem::take(&mut self.scratch.grants);
-        fcfs::decide(self, room.rows, &mut grants);
+        fcfs::decide(self, room.clone(), &mut grants);
         for grant in &grants {
             self.grant(grant.slot, grant.tokens, room);
         }
@@ -242,7 +235,7 @@ impl Scheduler {
                     None => self.plan.violations.push(Violation::OverSeats),
                 }
             }
-            if room.rows == 0 {
+            if room.is_empty() {
                 self.plan.violations.push(Violation::OverBudget);
             }
             let accepted = self.grant(grant.slot, grant.tokens, room);
@@ -273,12 +266,12 @@ impl Scheduler {
         }
         let taken = match entry.phase {
             Phase::Waiting => self.admit(slot, tokens, room),
-            Phase::Running(_) if entry.can_prefill() => self.chunk(slot, tokens, room.rows),
+            Phase::Running(_) if entry.can_prefill() => self.chunk(slot, tokens, room.rows_from(entry.computed)),
             Phase::Running(_) => 0,
         };
         if taken > 0 {
+            room.take(self.entry(slot).computed, taken);
             self.push_run(slot, taken, room.now_us);
-            room.rows -= taken;
         }
         taken
     }

@@ -89,11 +89,10 @@ impl Scheduler {
                 self.list_progress(slot, &mut delta.progress);
             }
         }
-        let mut decoding = 0;
         for index in 0..self.running.len() {
-            decoding += u32::from(self.list_progress(self.running[index], &mut delta.progress));
+            self.list_progress(self.running[index], &mut delta.progress);
         }
-        delta.limits = self.limits(tick, decoding);
+        delta.limits = self.limits(tick);
         // The lists keep their memory.
         self.view.preempted = preempted;
         self.view.preempted.clear();
@@ -120,14 +119,13 @@ impl Scheduler {
         }
     }
 
-    /// Lists a slot unless the policy's own count is right: plus one for a decoding slot that was not held. Answers
-    /// whether the slot decodes.
-    fn list_progress(&mut self, slot: Slot, progress: &mut Vec<Progress>) -> bool {
+    /// Lists a slot unless the policy's own count is right: plus one for a decoding slot that was not held.
+    fn list_progress(&mut self, slot: Slot, progress: &mut Vec<Progress>) {
         let step = self.steps;
         let entry = self.entry_mut(slot);
         let decoding = entry.is_decoding();
         if !entry.reported {
-            return decoding;
+            return;
         }
         let step_tokens = u32::from(entry.seen_decoding && entry.hold_asked_at != step);
         let seen = entry.seen;
@@ -140,14 +138,12 @@ impl Scheduler {
         }
         entry.seen = actual;
         entry.seen_decoding = decoding;
-        decoding
     }
 
     /// Everything, for a policy that starts or starts again; deltas count from here.
     pub fn snapshot(&mut self, tick: &Tick) -> Snapshot {
         self.restart_view(true);
-        let decoding = self.running.iter().filter(|&&slot| self.entry(slot).is_decoding()).count() as u32;
-        let limits = self.limits(tick, decoding);
+        let limits = self.limits(tick);
         let tenants = self.tenants.all();
         let slots: Vec<Slot> = self.waiting.values().chain(&self.running).copied().collect();
         let slots = slots.into_iter().map(|slot| self.introduce(slot)).collect();
@@ -182,11 +178,16 @@ impl Scheduler {
         self.free_slots_extend(free);
     }
 
-    fn limits(&self, tick: &Tick, decoding: u32) -> Limits {
+    fn limits(&self, tick: &Tick) -> Limits {
+        let (token_budget, decode_us) = self.outlook(tick);
         Limits {
             step: self.steps + 1,
             now_us: tick.now_us,
-            token_budget: self.step_budget(tick, decoding),
+            token_budget,
+            tokens_max: tick.token_budget.min(self.config.max_rows),
+            target_us: tick.target_us,
+            decode_us,
+            cost: tick.cost,
             free_seats: self.seats.free_count(),
             free_pages: self.pool.available(),
             page_tokens: PAGE_TOKENS,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use contract::policy::{Arrival, Progress};
 use contract::{Seat, Slot, TokenId};
 
-use crate::limits::{Config, ConfigError, NeverFits, PREFILL_ROWS_MIN, Tick};
+use crate::limits::{Config, ConfigError, NeverFits};
 use crate::pages::{PageCounts, PagePool};
 use crate::plan::{Launched, PlanScratch};
 use crate::policy_view::PolicyView;
@@ -178,12 +178,6 @@ impl Scheduler {
 
     pub fn pages(&self) -> PageCounts {
         self.pool.counts()
-    }
-
-    /// Rows of the next step for this tick: never so few that prefill stands still beside many decoding requests.
-    pub(crate) fn step_budget(&self, tick: &Tick, decoding: u32) -> u32 {
-        let least = decoding.saturating_add(PREFILL_ROWS_MIN.max(self.config.resume_align));
-        tick.token_budget.max(least).min(self.config.max_rows)
     }
 
     pub(crate) fn get(&self, slot: Slot) -> Option<&Entry> {

@@ -69,6 +69,8 @@ pub struct StepPlan {
     pub tokens: Vec<TokenId>,
     pub rows: u32,
     pub decode_rows: u32,
+    /// Rows that were expected to fit the target time.
+    pub budget: u32,
     pub started: Vec<Started>,
     pub preempted: Vec<Slot>,
     pub refused: Vec<Refused>,
@@ -84,6 +86,7 @@ impl StepPlan {
         self.tokens.clear();
         self.rows = 0;
         self.decode_rows = 0;
+        self.budget = 0;
         self.started.clear();
         self.preempted.clear();
         self.refused.clear();

@@ -91,6 +91,18 @@ pub enum PluginCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Run a recorded trace of a scheduler again and compare every decision.
+    Replay {
+        /// What `--scheduler-trace` wrote.
+        #[arg(value_name = "TRACE")]
+        trace: PathBuf,
+        /// The scheduler to run it on; without it the one that was recorded.
+        #[arg(long, value_name = "NAME|FILE.wasm")]
+        scheduler: Option<String>,
+        /// The scheduler's settings.
+        #[arg(long, value_name = "JSON")]
+        settings: Option<String>,
+    },
 }
 
 /// A command line that is not run: help, version, or a mistake.

@@ -83,11 +83,14 @@ pub struct EngineTable {
     /// Where the model runs.
     #[arg(long, value_name = "cpu|cuda|cuda:N")]
     pub device: Option<String>,
-    /// Scheduling policy. Without it the built-in first come, first served.
+    /// Scheduling policy: a scheduler plugin, or `native` for first come, first served inside the host.
     #[arg(long, value_name = "NAME|FILE.wasm")]
     pub scheduler: Option<String>,
     #[arg(skip)]
     pub scheduler_settings: Option<toml::Table>,
+    /// Write every call of the scheduler to this file, for `tokenloom plugin replay`.
+    #[arg(long, value_name = "FILE")]
+    pub scheduler_trace: Option<PathBuf>,
     /// Longest sequence, prompt and output together, in tokens.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u32).range(1..=TOKENS_MAX))]
     pub max_model_len: Option<u32>,
@@ -198,7 +201,7 @@ impl ConfigFile {
             if let Some(source) = &mut engine.source {
                 *source = crate::source::rebase(base, source);
             }
-            if let Some(path) = &mut engine.tokenizer {
+            for path in [&mut engine.tokenizer, &mut engine.scheduler_trace].into_iter().flatten() {
                 *path = base.join(&path);
             }
             if let Some(name) = &mut engine.scheduler {

@@ -1,4 +1,4 @@
-//! `tokenloom plugin list | inspect | test`.
+//! `tokenloom plugin list | inspect | test | replay`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use contract::output::OutputStage;
 use contract::template::ChatTemplate;
+use plugin_host::trace::{self, Difference};
 use plugin_host::{
     Capability, Catalogue, Grants, HostConfig, Inspection, Kind, Manifest, PluginHost, PluginLoadError, PluginSource,
     TemplateModel,
@@ -29,6 +30,9 @@ pub fn run(command: &PluginCommand) -> anyhow::Result<ExitCode> {
         PluginCommand::List => list(),
         PluginCommand::Inspect { plugin } => inspect(plugin),
         PluginCommand::Test { plugins, cases, json } => test(plugins, cases.as_deref(), *json),
+        PluginCommand::Replay { trace, scheduler, settings } => {
+            replay(trace, scheduler.as_deref(), settings.as_deref())
+        }
     }
 }
 
@@ -88,6 +92,23 @@ fn inspection_text(found: &Inspection) -> String {
         lines.push(format!("to pin it     sha256 = \"{}\"", found.digest));
     }
     lines.join("\n") + "\n"
+}
+
+/// Differences that are shown; a policy that changed differs in most lines.
+const DIFFERENCES_SHOWN: usize = 5;
+
+fn replay(path: &Path, scheduler: Option<&str>, settings: Option<&str>) -> anyhow::Result<ExitCode> {
+    let recorded = trace::traced_policy(path)?;
+    let word = scheduler.unwrap_or(&recorded);
+    let mut policy = host()?.load_scheduler(&PluginSource::parse(word), &Grants::default(), settings)?;
+    let found = trace::replay(path, policy.as_mut())?;
+    for difference in found.differences.iter().take(DIFFERENCES_SHOWN) {
+        let Difference { line, step, recorded, replayed } = difference;
+        println!("DIFFERS line {line}, step {step}\n  recorded {recorded}\n  replayed {replayed}");
+    }
+    let (calls, different) = (found.calls, found.differences.len());
+    println!("{} equal, {different} different of {calls} calls on `{word}`", calls - different);
+    Ok(if different == 0 && calls > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Which plugins are under test, and on which cases.

@@ -26,7 +26,7 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
 const RESPONSES_MIB_DEFAULT: u32 = 64;
 
 /// The scheduler of an engine that names none: a component like any other.
-const SCHEDULER_DEFAULT: &str = "fcfs";
+const SCHEDULER_DEFAULT: &str = "stall-free";
 /// The word for first come, first served inside the host, which is also what an engine falls back to.
 const SCHEDULER_NATIVE: &str = "native";
 
@@ -76,6 +76,8 @@ pub struct EngineSettings {
     pub cuda_arch: Option<u32>,
     pub scheduler: Option<String>,
     pub scheduler_settings: Map<String, Value>,
+    /// Where the scheduler's calls are recorded.
+    pub scheduler_trace: Option<PathBuf>,
     pub max_model_len: Option<u32>,
     pub max_num_seqs: Option<u16>,
     pub max_num_batched_tokens: Option<u32>,
@@ -136,10 +138,14 @@ impl Settings {
             if self.models.iter().all(|model| model.engine != i) {
                 self.warnings.push(format!("engine `{}` is loaded, but no [[model]] uses it", engine.name));
             }
-            if engine.scheduler.is_none() && !engine.scheduler_settings.is_empty() {
+            let native = engine.scheduler.is_none();
+            let without_effect = [
+                (native && !engine.scheduler_settings.is_empty(), "scheduler_settings have"),
+                (native && engine.scheduler_trace.is_some(), "scheduler_trace has"),
+            ];
+            for (_, what) in without_effect.iter().filter(|(applies, _)| *applies) {
                 let name = &engine.name;
-                self.warnings
-                    .push(format!("engine `{name}`: scheduler_settings have no effect on the native scheduler"));
+                self.warnings.push(format!("engine `{name}`: {what} no effect on the native scheduler"));
             }
         }
         let used = self.plugin_words().map(plugin_name).collect::<BTreeSet<_>>();
@@ -190,7 +196,7 @@ fn lay_engine_flags(args: &ServeArgs, file: &mut ConfigFile) -> anyhow::Result<(
         bail!("engine flags are not clear with several engines (`{names}`): put them into their [engine.NAME] tables");
     };
     macro_rules! lay { ($($field:ident)*) => { $( if flags.$field.is_some() { engine.$field = flags.$field; } )* } }
-    lay!(source device scheduler max_model_len max_num_seqs max_num_batched_tokens kv_cache_tokens max_num_queued_reqs
+    lay!(source device scheduler scheduler_trace max_model_len max_num_seqs max_num_batched_tokens kv_cache_tokens max_num_queued_reqs
          threads gpu_memory_utilization enforce_eager cuda_arch kv_cache_dtype quantization load_format tokenizer enable_prefix_caching);
     Ok(())
 }
@@ -303,6 +309,7 @@ fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> a
                 word => Some(word.to_string()),
             },
             scheduler_settings: json_object(table.scheduler_settings.as_ref())?,
+            scheduler_trace: table.scheduler_trace.clone(),
             max_model_len: table.max_model_len,
             max_num_seqs: table.max_num_seqs,
             max_num_batched_tokens: table.max_num_batched_tokens,

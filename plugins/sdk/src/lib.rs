@@ -5,13 +5,19 @@
 //! for scheduling policies and [`export_rank!`] for policies that only say who comes first. The shapes in [`output`],
 //! [`template`] and [`scheduler`] are generated from `wit/`, so their documentation is the interface's own.
 //!
+//! A policy that is more than an order is written against [`queue`], which keeps the requests, and [`room`], which is
+//! what a step has to give; [`testing`] is a host for its tests.
+//!
 //! The crate knows nothing of any model format, and a plugin built with it imports nothing: no clock, no randomness,
 //! no files, no network. Start reading at the kind you write, then at `rank` for the shortest scheduler.
 
 pub mod output;
+pub mod queue;
 pub mod rank;
+pub mod room;
 pub mod scheduler;
 pub mod template;
+pub mod testing;
 
 #[doc(hidden)]
 pub mod settings;

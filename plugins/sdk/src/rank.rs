@@ -5,14 +5,18 @@
 //! per step from a request that is less urgent. What it costs goes with what changed in a step, not with how many
 //! requests run.
 
-use std::collections::BTreeSet;
-
 use crate::PluginError;
-use crate::scheduler::{Arrival, Decision, Delta, Grant, Limits, Policy, Snapshot, State, no_change, rest};
+use crate::queue::Queue;
+use crate::room::Room;
+use crate::scheduler::{Arrival, Decision, Delta, Limits, Policy, Refusal, Snapshot, no_change, rest};
 
 /// Who comes first.
 pub trait Rank: Clone + 'static {
     type Key: Ord + Clone + 'static;
+
+    /// What a prompt may take of what is left of a step while others wait behind it, from 0 to 1. With a half, a short
+    /// prompt behind a long one starts at once; with 1 the order is strict.
+    const SHARE: f64 = 0.5;
 
     /// Called once, with the operator's settings as JSON; see [`crate::parse_settings`].
     fn configure(settings_json: &str) -> Result<Self, PluginError>;
@@ -25,262 +29,160 @@ pub trait Rank: Clone + 'static {
     fn may_preempt(&self, _waiting: &Arrival, _running: &Arrival) -> bool {
         false
     }
+
+    /// Asked for a request that waits, each time before it would be admitted.
+    fn judge(&self, _waiting: &Arrival, _outlook: &Outlook) -> Verdict {
+        Verdict::Serve
+    }
+}
+
+/// What a request that is admitted now may expect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outlook {
+    pub now_us: u64,
+    /// Until its first token, if it had all that the next steps can give to prompts; 0 while no cost is known.
+    pub first_token_us: u64,
+}
+
+/// What becomes of a request that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Serve,
+    /// After everybody else, in this step.
+    Last,
+    /// 429 with this code, in kebab case.
+    Refuse {
+        code: &'static str,
+        retry_after_ms: u32,
+    },
 }
 
 /// Prompts that share one step. More would leave each a chunk too small to be worth a row of its own.
 const PREFILLS_MAX: usize = 32;
 
-/// Length of the standing list of victims. The host asks for one at a time and lists are only sent after a change.
-const VICTIMS_MAX: usize = 64;
+/// Requests that are looked at in one step, best first.
+const CANDIDATES_MAX: usize = 1024;
 
-/// Slot numbers above this are not believed: the table is dense, and no engine has that many requests.
-const SLOTS_MAX: u32 = 1 << 20;
-
-struct Entry<K> {
-    request: Arrival,
-    place: (K, u64, u32),
-    computed: u32,
-    emitted: u32,
-    running: bool,
-    /// Tokens granted by the last decision, until the next delta says what became of them.
-    granted: u32,
-}
-
-impl<K> Entry<K> {
-    /// Decoding needs no grant. Generated tokens that are lost to a preemption are the host's to compute again.
-    fn decoding(&self) -> bool {
-        self.running && self.computed >= self.request.prompt_tokens
-    }
-
-    /// Tokens to feed before the next one can be sampled, at least 1 for a request without a seat.
-    fn need(&self) -> u32 {
-        if self.running {
-            self.request.prompt_tokens.saturating_sub(self.computed)
-        } else {
-            let cached =
-                if self.computed == 0 && self.emitted == 0 { self.request.cached_tokens } else { self.computed };
-            self.request.prompt_tokens.saturating_add(self.emitted).saturating_sub(cached).max(1)
-        }
-    }
-}
+/// Running requests that are compared with the one that waits for a seat; equal ranks in a row are one comparison each.
+const VICTIMS_SEEN_MAX: usize = 64;
 
 /// The policy around a [`Rank`].
 pub struct Ranked<R: Rank> {
     rank: R,
-    slots: Vec<Option<Entry<R::Key>>>,
-    /// Requests that advance only by a grant, best first.
-    queue: BTreeSet<(R::Key, u64, u32)>,
-    /// Requests on a seat, best first.
-    seated: BTreeSet<(R::Key, u64, u32)>,
-    decoding: u32,
-    granted: Vec<u32>,
-    seated_changed: bool,
+    queue: Queue<R::Key>,
 }
 
-/// What one decision may still give away.
-struct Room {
+/// A prompt that has a part of this step.
+struct Want {
+    slot: u32,
+    start: u32,
+    need: u32,
     tokens: u32,
-    seats: u32,
-    pages: u32,
-    page_tokens: u32,
-    least: u32,
 }
 
 impl<R: Rank> Ranked<R> {
     pub fn new(rank: R) -> Self {
-        Self {
-            rank,
-            slots: Vec::new(),
-            queue: BTreeSet::new(),
-            seated: BTreeSet::new(),
-            decoding: 0,
-            granted: Vec::new(),
-            seated_changed: false,
-        }
-    }
-
-    fn entry(&self, slot: u32) -> Option<&Entry<R::Key>> {
-        self.slots.get(slot as usize)?.as_ref()
-    }
-
-    fn insert(&mut self, request: Arrival) {
-        let slot = request.slot;
-        if slot >= SLOTS_MAX {
-            return;
-        }
-        self.remove(slot);
-        if self.slots.len() <= slot as usize {
-            self.slots.resize_with(slot as usize + 1, || None);
-        }
-        let place = (self.rank.rank(&request), request.arrived_us, slot);
-        self.queue.insert(place.clone());
-        self.slots[slot as usize] = Some(Entry { request, place, computed: 0, emitted: 0, running: false, granted: 0 });
-    }
-
-    fn remove(&mut self, slot: u32) {
-        let Some(entry) = self.slots.get_mut(slot as usize).and_then(Option::take) else { return };
-        self.decoding -= u32::from(entry.decoding());
-        self.queue.remove(&entry.place);
-        self.seated_changed |= self.seated.remove(&entry.place);
-    }
-
-    /// Changes an entry and moves it between the lists that its new state belongs to.
-    fn change(&mut self, slot: u32, change: impl FnOnce(&mut Entry<R::Key>)) {
-        let Some(entry) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
-        let (was_decoding, was_running) = (entry.decoding(), entry.running);
-        change(entry);
-        let (decoding, running) = (entry.decoding(), entry.running);
-        if decoding != was_decoding {
-            if decoding {
-                self.decoding += 1;
-                self.queue.remove(&entry.place);
-            } else {
-                self.decoding -= 1;
-                self.queue.insert(entry.place.clone());
-            }
-        }
-        if running != was_running {
-            self.seated_changed = true;
-            if running {
-                self.seated.insert(entry.place.clone());
-            } else {
-                self.seated.remove(&entry.place);
-            }
-        }
-    }
-
-    /// Takes in what changed, in the order that the protocol gives.
-    fn apply(&mut self, delta: &mut Delta) {
-        for &[slot, _, _] in delta.finished.as_chunks::<3>().0 {
-            self.remove(slot);
-        }
-        for &[slot, tokens] in delta.clamped.as_chunks::<2>().0 {
-            if let Some(entry) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) {
-                entry.granted = tokens;
-            }
-        }
-        // What was granted and not taken back is on a seat now; its totals follow in `progress`.
-        for slot in std::mem::take(&mut self.granted) {
-            self.change(slot, |entry| {
-                entry.running |= entry.granted > 0;
-                entry.granted = 0;
-            });
-        }
-        for &slot in &delta.preempted {
-            self.change(slot, |entry| {
-                entry.running = false;
-                entry.computed = 0;
-            });
-        }
-        for request in delta.arrived.drain(..) {
-            self.insert(request);
-        }
-        for &[slot, computed, emitted] in delta.progress.as_chunks::<3>().0 {
-            self.change(slot, |entry| {
-                entry.computed = computed;
-                entry.emitted = emitted;
-            });
-        }
+        Self { rank, queue: Queue::default() }
     }
 
     fn decide(&mut self, limits: &Limits) -> Decision {
         let mut decision = no_change();
-        let page_tokens = limits.page_tokens.max(1);
-        let mut room = Room {
-            tokens: limits.token_budget.saturating_sub(self.decoding),
-            seats: limits.free_seats,
-            pages: limits.free_pages,
-            page_tokens,
-            least: page_tokens.max(limits.resume_align),
-        };
-        if !self.queue.is_empty() {
-            self.free_a_seat(&mut room, &mut decision);
-            self.admit(&mut room, &mut decision);
-        }
-        if self.queue.is_empty() {
+        if self.queue.is_idle() {
             rest(&mut decision, u64::MAX);
+        } else {
+            let mut room = Room::new(limits, self.queue.decoding(), u32::MAX);
+            self.free_a_seat(&mut room, &mut decision);
+            self.admit(room, limits, &mut decision);
         }
-        if std::mem::take(&mut self.seated_changed) {
-            decision.victims = self.seated.iter().rev().take(VICTIMS_MAX).map(|place| place.2).collect();
-        }
+        self.queue.list_victims(&mut decision);
         decision
     }
 
     /// The first who waits for a seat may take the last one's, once per step.
     fn free_a_seat(&self, room: &mut Room, decision: &mut Decision) {
-        if room.seats > 0 || room.tokens == 0 {
+        if room.seats > 0 || room.is_empty() {
             return;
         }
-        let waiting = self.queue.iter().filter_map(|place| self.entry(place.2)).find(|entry| !entry.running);
-        let Some(waiting) = waiting else { return };
-        // Worst first; equal ranks in a row are one comparison each, so a handful is enough to look at.
-        let running = self.seated.iter().rev().filter_map(|place| self.entry(place.2));
-        let victim = running.take(VICTIMS_MAX).find(|entry| self.rank.may_preempt(&waiting.request, &entry.request));
+        let Some(waiting) = self.queue.open().find(|request| !request.running) else { return };
+        let running = self.queue.seated_from_the_end().take(VICTIMS_SEEN_MAX);
+        let victim = running.into_iter().find(|other| self.rank.may_preempt(&waiting.arrival, &other.arrival));
         if let Some(victim) = victim {
-            decision.preempt.push(victim.request.slot);
-            room.seats = 1;
-            room.pages = room.pages.saturating_add(victim.computed / room.page_tokens);
+            decision.preempt.push(victim.arrival.slot);
+            room.give_back(victim);
         }
     }
 
-    /// Shares the step between prompts in rank order. Each takes at most half of what is left, so that a short prompt
-    /// behind a long one starts at once; what nobody wants goes to the first ones.
-    fn admit(&mut self, room: &mut Room, decision: &mut Decision) {
-        let mut wants = Vec::new();
+    /// Shares the step between prompts in rank order; what nobody wants goes to the first ones.
+    fn admit(&mut self, mut room: Room, limits: &Limits, decision: &mut Decision) {
+        let whole = room.clone();
+        let (mut wants, mut last) = (Vec::new(), Vec::new());
         let mut open = true;
-        for place in &self.queue {
-            if room.tokens == 0 || wants.len() == PREFILLS_MAX || (!open && room.seats == 0 && wants.len() > 1) {
+        for request in self.queue.open().take(CANDIDATES_MAX) {
+            let full = room.is_empty() || wants.len() == PREFILLS_MAX;
+            if full || (!open && room.seats == 0 && wants.len() > 1) {
                 break;
             }
-            let Some(entry) = self.entry(place.2) else { continue };
-            if decision.preempt.contains(&place.2) {
+            let slot = request.arrival.slot;
+            if decision.preempt.contains(&slot) {
                 continue;
             }
-            let need = entry.need();
-            if !entry.running {
+            let (start, need) = (request.start(), request.need());
+            if !request.running {
+                let outlook =
+                    Outlook { now_us: limits.now_us, first_token_us: whole.first_token_us(limits, start, need) };
+                match self.rank.judge(&request.arrival, &outlook) {
+                    Verdict::Serve => {}
+                    Verdict::Last => {
+                        last.push(slot);
+                        continue;
+                    }
+                    Verdict::Refuse { code, retry_after_ms } => {
+                        decision.refuse.push(Refusal { slot, retry_after_ms, code: code.into() });
+                        continue;
+                    }
+                }
                 // Nobody overtakes the first one that finds no seat or no pages: it would wait for ever.
-                let whole = need.saturating_add(room.page_tokens).div_ceil(room.page_tokens);
-                open &= room.seats > 0 && whole <= room.pages;
+                open = open && room.admit(request);
                 if !open {
                     continue;
                 }
-                room.seats -= 1;
-                room.pages -= whole;
             }
-            let tokens = need.min((room.tokens / 2).max(room.least)).min(room.tokens);
-            room.tokens -= tokens;
-            wants.push((Grant { slot: place.2, tokens }, need - tokens));
+            wants.push(Want::first(&mut room, slot, (start, need), R::SHARE));
         }
-        for (mut grant, more) in wants {
-            let more = more.min(room.tokens);
-            room.tokens -= more;
-            grant.tokens += more;
-            if let Some(entry) = self.slots.get_mut(grant.slot as usize).and_then(Option::as_mut) {
-                entry.granted = grant.tokens;
+        for request in last.into_iter().filter_map(|slot| self.queue.get(slot)) {
+            if open && !room.is_empty() && wants.len() < PREFILLS_MAX && room.admit(request) {
+                let place = (request.start(), request.need());
+                wants.push(Want::first(&mut room, request.arrival.slot, place, R::SHARE));
             }
-            self.granted.push(grant.slot);
-            decision.grant.push(grant);
         }
+        for mut want in wants {
+            let start = want.start + want.tokens;
+            let more = (want.need - want.tokens).min(room.tokens_from(start));
+            room.take(start, more);
+            want.tokens += more;
+            self.queue.grant(want.slot, want.tokens, decision);
+        }
+    }
+}
+
+impl Want {
+    fn first(room: &mut Room, slot: u32, (start, need): (u32, u32), share: f64) -> Self {
+        let part = room.part(share).tokens_from(start).max(room.least);
+        let tokens = need.min(part).min(room.tokens_from(start));
+        room.take(start, tokens);
+        Self { slot, start, need, tokens }
     }
 }
 
 impl<R: Rank> Policy for Ranked<R> {
     fn resync(&mut self, full: Snapshot) {
-        *self = Self::new(self.rank.clone());
-        for seat in full.seats {
-            let slot = seat.request.slot;
-            self.insert(seat.request);
-            self.change(slot, |entry| {
-                entry.running = matches!(seat.state, State::Prefilling | State::Decoding);
-                entry.computed = seat.computed;
-                entry.emitted = seat.emitted;
-            });
-        }
-        self.seated_changed = true;
+        let rank = &self.rank;
+        self.queue.restart(full, |request| rank.rank(request));
     }
 
     fn step(&mut self, mut delta: Delta) -> Decision {
-        self.apply(&mut delta);
+        let rank = &self.rank;
+        self.queue.apply(&mut delta, |request| rank.rank(request));
         self.decide(&delta.limits)
     }
 }

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use crate::PluginError;
 use tokenloom_sdk_scheduler::{interface as wit, lifecycle};
 
-pub use wit::{Arrival, Decision, Delta, Grant, Limits, Refusal, Seat, Snapshot, State, Tenant};
+pub use wit::{Arrival, Decision, Delta, Grant, Limits, Refusal, Seat, Snapshot, State, StepCost, Tenant};
 
 /// One loaded scheduler, after the operator's settings were read.
 pub trait Scheduler: Sized + 'static {

@@ -46,6 +46,7 @@ fn pulse(name: &str, status: &EngineStatus) -> Value {
     let policy_state = match status.policy_state {
         PolicyState::Native => "native",
         PolicyState::Active => "active",
+        PolicyState::Returned => "returned",
         PolicyState::Benched => "benched",
     };
     json!({

@@ -77,6 +77,27 @@ fn a_failing_policy_is_replaced_by_fcfs() {
     }
 }
 
+/// A policy that strikes out is exchanged back for the one before it, and no request is lost.
+#[test]
+fn an_exchange_that_fails_is_taken_back() {
+    for how in [Failing::Traps, Failing::Panics, Failing::Invalid] {
+        let handle = engine_with(Fake::new(2, 60, 2), Some(Box::new(ByPriority::default())), config());
+        let jobs: Vec<_> = (0..6).map(|n| prompt(n, 40)).collect();
+        let open: Vec<_> = jobs.iter().map(|prompt| handle.submit(request(prompt, 30)).expect("fits")).collect();
+        handle.swap_policy(hostile(how).expect("a policy"));
+        for (prompt, generation) in jobs.iter().zip(open) {
+            assert_alone(&read(generation), prompt, 30, &[]);
+        }
+        // The exchange may have come after the last of them.
+        assert_alone(&read(handle.submit(request(&jobs[0], 30)).expect("fits")), &jobs[0], 30, &[]);
+        let status = handle.status();
+        assert_eq!((&*status.policy, status.policy_state), ("by-priority", PolicyState::Returned), "{how:?}");
+        assert!(status.degraded[0].contains("hostile") && status.degraded[0].contains("3 strikes"), "{status:?}");
+        handle.swap_policy(Box::new(ByPriority::default()));
+        until(&handle, |status| status.policy_state == PolicyState::Active && status.degraded.is_empty());
+    }
+}
+
 /// Valid but hostile advice delays requests by no more than the starvation bound, and loses none.
 #[test]
 fn hostile_advice_loses_nothing() {

@@ -9,7 +9,8 @@ use crate::rig::{line, stream};
 /// What the server promises to have.
 const PROMISED: &str = "deepseek_r1 fcfs hermes jinja priority qwen3 qwen3_coder think unknown-name qwen3_json qwen3_xml \
     llama3_json pythonic llama4_pythonic olmo3 lfm2 mistral deepseek_v3 deepseek_v31 deepseek_v32 glm45 glm47 kimi_k2 \
-    minimax minimax_m2 gpt_oss granite phi4_mini_json gemma4 seed_oss declarative";
+    minimax minimax_m2 gpt_oss granite phi4_mini_json gemma4 seed_oss declarative \
+     fair deadline shortest-prefill-first stall-free";
 
 /// Every plugin by its own name, and by those of its other names that bring settings.
 fn names() -> Vec<(String, Kind)> {

@@ -8,8 +8,10 @@ use anyhow::{Context, ensure};
 use backend::Backend;
 use backend::load::{LoadOptions, MemoryPlan, Quantization};
 use backend_script::{Script, ScriptBackend};
+use contract::policy::SchedulePolicy;
 use engine::{EngineConfig, EngineParts};
 use model::{Gguf, GgufTokenizerData, LoadedModel};
+use plugin_host::trace::Recorded;
 use prometheus_client::registry::Registry;
 use text::{GgufVocab, Tokenizer};
 
@@ -62,7 +64,12 @@ pub fn start(settings: &EngineSettings, plugins: &Plugins, registry: &mut Regist
     // The scheduler first: a mistake in its name should not cost a minute of loading.
     let policy = match &settings.scheduler {
         Some(word) => {
-            Some(plugins.scheduler(word, &settings.scheduler_settings).with_context(|| format!("scheduler `{word}`"))?)
+            let policy = plugins.scheduler(word, &settings.scheduler_settings);
+            let policy = policy.with_context(|| format!("scheduler `{word}`"))?;
+            Some(match &settings.scheduler_trace {
+                Some(file) => Box::new(Recorded::new(policy, file)?) as Box<dyn SchedulePolicy>,
+                None => policy,
+            })
         }
         None => None,
     };

@@ -2,7 +2,7 @@
 
 use fcfs::Fcfs;
 use tokenloom_sdk::rank::{Rank, Ranked};
-use tokenloom_sdk::scheduler::{Arrival, Delta, Limits, Policy};
+use tokenloom_sdk::scheduler::{Arrival, Delta, Limits, Policy, StepCost};
 
 #[test]
 fn the_eldest_comes_first_whatever_its_priority() {
@@ -23,6 +23,10 @@ fn the_eldest_comes_first_whatever_its_priority() {
         step: 1,
         now_us: 100,
         token_budget: 512,
+        tokens_max: 512,
+        target_us: 0,
+        decode_us: 0,
+        cost: StepCost { fixed_us: 0, row_ns: 0, context_ps: 0 },
         free_seats: 2,
         free_pages: 100,
         page_tokens: 64,

@@ -1,0 +1,98 @@
+//! What is left for prompts while a step is planned: rows, and time by the measured cost of a step.
+
+use contract::Slot;
+use contract::cost::StepCost;
+
+use crate::limits::{PREFILL_ROWS_MIN, Tick};
+use crate::queue::Scheduler;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Room {
+    pub rows: u32,
+    /// Microseconds; infinite without a target.
+    us: f64,
+    /// Rows that are given whatever they cost, so that no prompt stands still on a slow device.
+    free_rows: u32,
+    cost: StepCost,
+    /// A request that must come first found no place, so no other may take one.
+    pub closed: bool,
+    /// Who is refused a page ends admission: those behind it do not overtake.
+    pub in_order: bool,
+    pub now_us: u64,
+}
+
+impl Room {
+    /// Rows that a prompt may take after `start` tokens.
+    pub fn rows_from(&self, start: u32) -> u32 {
+        self.rows.min(self.cost.rows_within(self.us, start).max(self.free_rows))
+    }
+
+    /// Rows within half of what is left, in rows and in time.
+    pub fn half_from(&self, start: u32) -> u32 {
+        (self.rows / 2).min(self.cost.rows_within(self.us / 2.0, start))
+    }
+
+    pub fn take(&mut self, start: u32, rows: u32) {
+        self.rows -= rows;
+        self.free_rows = self.free_rows.saturating_sub(rows);
+        self.us -= self.cost.rows_us(start, rows);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows_from(0) == 0
+    }
+}
+
+impl Scheduler {
+    /// Room for prompts beside the requests that decode.
+    ///
+    /// Where the fixed cost is most of the target, or above it, smaller steps would only repeat it: prompts may then take
+    /// as long as it does, and a step is at most twice as long as it must be.
+    pub(crate) fn room(&self, tick: &Tick, decodes: Decodes) -> Room {
+        let free_rows = PREFILL_ROWS_MIN.max(self.config.resume_align);
+        let most = tick.token_budget.max(decodes.rows.saturating_add(free_rows)).min(self.config.max_rows);
+        let us = match tick.target_us {
+            0 => f64::INFINITY,
+            target_us => (f64::from(target_us) - decodes.us(tick)).max(f64::from(tick.cost.fixed_us)),
+        };
+        let rows = most.saturating_sub(decodes.rows);
+        Room { rows, us, free_rows, cost: tick.cost, closed: false, in_order: false, now_us: tick.now_us }
+    }
+
+    /// Rows of the next step that a policy may count on (those of decoding requests, and what fits the time at the depth
+    /// of the deepest prompt that runs), and what it takes without prompts, in microseconds.
+    pub(crate) fn outlook(&self, tick: &Tick) -> (u32, u32) {
+        let (mut decodes, mut depth) = (Decodes::default(), 0);
+        for entry in self.running.iter().map(|&slot: &Slot| self.entry(slot)) {
+            if entry.is_decoding() {
+                decodes.add(entry.computed);
+            } else {
+                depth = depth.max(entry.computed);
+            }
+        }
+        let prompts = self.room(tick, decodes).rows_from(depth);
+        (decodes.rows.saturating_add(prompts).min(self.config.max_rows), decodes.us(tick) as u32)
+    }
+}
+
+/// The decoding rows of a step, and the tokens that they attend to, all together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Decodes {
+    pub rows: u32,
+    context: u64,
+}
+
+impl Decodes {
+    pub fn add(&mut self, context: u32) {
+        self.rows += 1;
+        self.context += u64::from(context);
+    }
+
+    /// A step of these rows alone.
+    fn us(self, tick: &Tick) -> f64 {
+        let StepCost { fixed_us, row_ns, context_ps } = tick.cost;
+        f64::from(fixed_us)
+            + f64::from(row_ns) * 1e-3 * f64::from(self.rows)
+            + f64::from(context_ps) * 1e-6 * self.context as f64
+    }
+}

@@ -1,0 +1,302 @@
+//! Every tenant gets its share, by virtual token counters.
+//!
+//! A counter per tenant adds what the tenant was given, prompt tokens and, at twice the price, generated ones, divided by
+//! its weight; whoever has the smallest counter is served next. A tenant that comes back after a pause starts from the
+//! smallest counter of those who stayed, so nobody saves up. The method is the Virtual Token Counter of Sheng et al.,
+//! "Fairness in Serving Large Language Models", 2024 (arXiv 2401.00588), section 4.
+
+use std::collections::BTreeMap;
+
+use tokenloom_sdk::PluginError;
+use tokenloom_sdk::queue::{Place, Queue};
+use tokenloom_sdk::room::Room;
+use tokenloom_sdk::scheduler::{Decision, Delta, Limits, Policy, Scheduler, Snapshot, no_change, rest};
+
+/// Grants of one step; more would leave each a chunk too small to be worth a row of its own.
+const GRANTS_MAX: usize = 64;
+
+/// Tenants whose counters are kept; the idle ones with the smallest are forgotten first, which costs them nothing.
+const TENANTS_MAX: usize = 4096;
+
+#[derive(Clone, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Settings {
+    /// What a generated token costs, in prompt tokens.
+    output_cost: f64,
+    /// One seat in this many is kept for tenants that hold less than their share; 0: none.
+    reserve: u32,
+    /// Whether a tenant without a seat may take one from a tenant that holds more than its share.
+    preempt: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { output_cost: 2.0, reserve: 8, preempt: true }
+    }
+}
+
+#[derive(Clone)]
+pub struct Fair(Settings);
+
+impl Scheduler for Fair {
+    type Policy = FairPolicy;
+
+    fn configure(settings_json: &str) -> Result<Self, PluginError> {
+        let settings: Settings = tokenloom_sdk::parse_settings(settings_json)?;
+        if !(settings.output_cost.is_finite() && settings.output_cost >= 0.0) {
+            return Err(tokenloom_sdk::disable("invalid-settings", "settings: output_cost must be 0 or more"));
+        }
+        Ok(Self(settings))
+    }
+
+    fn policy(&self) -> FairPolicy {
+        FairPolicy {
+            settings: self.0.clone(),
+            queue: Queue::default(),
+            tenants: BTreeMap::new(),
+            given: Vec::new(),
+            step: 0,
+        }
+    }
+}
+
+struct Tenant {
+    weight: f64,
+    /// Service so far, in prompt tokens, per weight.
+    counter: f64,
+    /// Requests that live, those of them on a seat, and those that decode.
+    live: u32,
+    seats: u32,
+    decoding: u32,
+}
+
+impl Default for Tenant {
+    fn default() -> Self {
+        Self { weight: 1.0, counter: 0.0, live: 0, seats: 0, decoding: 0 }
+    }
+}
+
+/// What the last decision gave to a request.
+struct Given {
+    tenant: u32,
+    slot: u32,
+    tokens: u32,
+}
+
+/// A request whose tenant is next.
+struct Turn {
+    slot: u32,
+    start: u32,
+    need: u32,
+    /// It takes a seat with its grant.
+    sits: bool,
+    /// Where its tenant's next request is looked for.
+    next: Place<u32>,
+}
+
+pub struct FairPolicy {
+    settings: Settings,
+    /// By tenant, then in order of arrival.
+    queue: Queue<u32>,
+    tenants: BTreeMap<u32, Tenant>,
+    given: Vec<Given>,
+    /// The step of the last call.
+    step: u64,
+}
+
+impl FairPolicy {
+    fn charge(&mut self, tenant: u32, tokens: f64) {
+        let tenant = self.tenants.entry(tenant).or_default();
+        tenant.counter += tokens / tenant.weight;
+    }
+
+    fn name(&mut self, id: u32, weight: f64) {
+        self.tenants.entry(id).or_default().weight = if weight > 0.0 { weight } else { 1.0 };
+    }
+
+    /// A tenant with nothing in the house starts where the least served of the others is.
+    fn enters(&mut self, tenant: u32) {
+        let least = self.tenants.values().filter(|tenant| tenant.live > 0).map(|tenant| tenant.counter);
+        let least = least.min_by(f64::total_cmp);
+        let entry = self.tenants.entry(tenant).or_default();
+        if entry.live == 0
+            && let Some(least) = least
+        {
+            entry.counter = entry.counter.max(least);
+        }
+        entry.live += 1;
+        if self.tenants.len() > TENANTS_MAX {
+            self.tenants.retain(|_, tenant| tenant.live > 0);
+        }
+    }
+
+    /// Generated tokens of the steps since the last call, and what the host took back of the last decision.
+    fn settle(&mut self, delta: &Delta) {
+        let steps = delta.limits.step.saturating_sub(self.step) as f64;
+        self.step = delta.limits.step;
+        let cost = self.settings.output_cost;
+        for tenant in self.tenants.values_mut() {
+            tenant.counter += f64::from(tenant.decoding) * steps * cost / tenant.weight;
+        }
+        let given = std::mem::take(&mut self.given);
+        for &[slot, accepted] in delta.clamped.as_chunks::<2>().0 {
+            if let Some(given) = given.iter().find(|given| given.slot == slot) {
+                self.charge(given.tenant, -f64::from(given.tokens.saturating_sub(accepted)));
+            }
+        }
+    }
+
+    fn apply(&mut self, delta: &mut Delta) {
+        self.settle(delta);
+        for tenant in &delta.tenants {
+            self.name(tenant.id, tenant.weight);
+        }
+        for &[slot, _, _] in delta.finished.as_chunks::<3>().0 {
+            let tenant = self.queue.get(slot).map(|request| request.place.0);
+            if let Some(tenant) = tenant.and_then(|tenant| self.tenants.get_mut(&tenant)) {
+                tenant.live = tenant.live.saturating_sub(1);
+            }
+        }
+        let arrived: Vec<u32> = delta.arrived.iter().map(|arrival| arrival.tenant).collect();
+        arrived.into_iter().for_each(|tenant| self.enters(tenant));
+        self.queue.apply(delta, |arrival| arrival.tenant);
+        self.count();
+    }
+
+    fn count(&mut self) {
+        for tenant in self.tenants.values_mut() {
+            (tenant.seats, tenant.decoding) = (0, 0);
+        }
+        for request in self.queue.seated_from_the_end() {
+            let tenant = self.tenants.entry(request.place.0).or_default();
+            tenant.seats += 1;
+            tenant.decoding += u32::from(request.decodes());
+        }
+    }
+
+    /// Seats that a tenant may hold while others live: its part by weight.
+    fn share_of(&self, tenant: &Tenant, seats: u32) -> f64 {
+        let live = self.tenants.values().filter(|other| other.live > 0).map(|other| other.weight);
+        f64::from(seats) * tenant.weight / live.sum::<f64>().max(tenant.weight)
+    }
+
+    /// The last seats are for tenants that hold little: one that sends a request now and then finds a place.
+    fn may_sit(&self, tenant: &Tenant, free: u32) -> bool {
+        let seats = self.queue.seated_count() + free;
+        let kept = if self.tenants.len() > 1 { seats.checked_div(self.settings.reserve).unwrap_or(0) } else { 0 };
+        free > kept || f64::from(tenant.seats) < self.share_of(tenant, seats) / 2.0
+    }
+
+    /// A tenant without a seat takes one of a tenant that holds more than its share, once per step.
+    fn free_a_seat(&self, room: &mut Room, decision: &mut Decision) {
+        if !self.settings.preempt || room.seats > 0 || room.is_empty() {
+            return;
+        }
+        let waits = |id: u32| self.queue.open_from((id, 0, 0)).next().is_some_and(|request| request.place.0 == id);
+        if !self.tenants.iter().any(|(&id, tenant)| tenant.seats == 0 && tenant.live > 0 && waits(id)) {
+            return;
+        }
+        let seats = self.queue.seated_count();
+        let over = |tenant: &Tenant| f64::from(tenant.seats) - self.share_of(tenant, seats).max(1.0);
+        let worst = self.tenants.iter().filter(|(_, tenant)| over(tenant) > 0.0);
+        let Some((&worst, _)) = worst.max_by(|(_, a), (_, b)| over(a).total_cmp(&over(b))) else { return };
+        // Its youngest.
+        let victims = self.queue.seated_from_the_end().filter(|request| request.place.0 == worst);
+        if let Some(victim) = victims.max_by_key(|request| request.arrival.arrived_us) {
+            decision.preempt.push(victim.arrival.slot);
+            room.give_back(victim);
+        }
+    }
+
+    /// The next request of a tenant, from a place on, that may have a grant.
+    fn next_of(&self, tenant: u32, from: Place<u32>, room: &mut Room, decision: &Decision) -> Option<Turn> {
+        let requests = self.queue.open_from(from).take_while(|request| request.place.0 == tenant);
+        for request in requests.filter(|request| !decision.preempt.contains(&request.arrival.slot)) {
+            if !request.running {
+                let known = self.tenants.get(&tenant)?;
+                // Within a tenant nobody overtakes who finds no place.
+                if !self.may_sit(known, room.seats) || !room.admit(request) {
+                    return None;
+                }
+            }
+            let (id, at, slot) = request.place;
+            let next = (id, at, slot + 1);
+            return Some(Turn { slot, start: request.start(), need: request.need(), sits: !request.running, next });
+        }
+        None
+    }
+
+    /// One grant after another to the tenant with the smallest counter, until the step is full.
+    fn share(&mut self, room: &mut Room, decision: &mut Decision) {
+        let mut turns: BTreeMap<u32, Place<u32>> = BTreeMap::new();
+        for request in self.queue.open() {
+            turns.entry(request.place.0).or_insert(request.place);
+        }
+        let mut wants = Vec::new();
+        while !room.is_empty() && wants.len() < GRANTS_MAX {
+            let counter = |id: &u32| self.tenants.get(id).map_or(0.0, |tenant| tenant.counter);
+            let Some(&tenant) = turns.keys().min_by(|a, b| counter(a).total_cmp(&counter(b))) else { break };
+            let from = turns[&tenant];
+            let Some(turn) = self.next_of(tenant, from, room, decision) else {
+                turns.remove(&tenant);
+                continue;
+            };
+            turns.insert(tenant, turn.next);
+            // A long prompt leaves half of the step to whoever comes next.
+            let part = room.part(0.5).tokens_from(turn.start).max(room.least);
+            let tokens = turn.need.min(part).min(room.tokens_from(turn.start));
+            room.take(turn.start, tokens);
+            self.charge(tenant, f64::from(tokens));
+            if let Some(known) = self.tenants.get_mut(&tenant) {
+                known.seats += u32::from(turn.sits);
+            }
+            wants.push((Given { tenant, slot: turn.slot, tokens }, turn));
+        }
+        for (mut given, turn) in wants {
+            let start = turn.start + given.tokens;
+            let more = (turn.need - given.tokens).min(room.tokens_from(start));
+            room.take(start, more);
+            self.charge(given.tenant, f64::from(more));
+            given.tokens += more;
+            self.queue.grant(given.slot, given.tokens, decision);
+            self.given.push(given);
+        }
+    }
+
+    fn decide(&mut self, limits: &Limits) -> Decision {
+        let mut decision = no_change();
+        if self.queue.is_idle() {
+            rest(&mut decision, u64::MAX);
+        } else {
+            let mut room = Room::new(limits, self.queue.decoding(), u32::MAX);
+            self.free_a_seat(&mut room, &mut decision);
+            self.share(&mut room, &mut decision);
+        }
+        self.queue.list_victims(&mut decision);
+        decision
+    }
+}
+
+impl Policy for FairPolicy {
+    /// Counters outlive a resync where the same policy goes on; the requests are counted anew.
+    fn resync(&mut self, full: Snapshot) {
+        self.step = full.limits.step;
+        self.given.clear();
+        self.tenants.values_mut().for_each(|tenant| tenant.live = 0);
+        for tenant in &full.tenants {
+            self.name(tenant.id, tenant.weight);
+        }
+        for seat in &full.seats {
+            self.enters(seat.request.tenant);
+        }
+        self.queue.restart(full, |arrival| arrival.tenant);
+        self.count();
+    }
+
+    fn step(&mut self, mut delta: Delta) -> Decision {
+        self.apply(&mut delta);
+        self.decide(&delta.limits)
+    }
+}
+
+tokenloom_sdk::export_scheduler!(Fair);

@@ -127,12 +127,15 @@ def main():
     cells = args.cells.split(",")
     llama = Llama(args.model, args.threads)
     rates = {cell: {"ours": [], "llama_cpp": []} for cell in cells}
+    shares = {}
     for number in range(args.rounds):
         record = ours(args)
         for cell, row in zip(cells, record["figures"], strict=True):
             if "left_out" in row:
                 sys.exit(f"{cell}: {row['left_out']}")
             rates[cell]["ours"].append(row["tokens_per_s"])
+            # Of our last round: against memory bandwidth or VNNI peak, as measured beside it.
+            shares[cell] = {key: value for key, value in row.items() if key.endswith("_share_percent")}
             rates[cell]["llama_cpp"].append(llama.measure(cell, 8 if args.quick else 64, number))
     print(f"{'cell':<16} {'ours':>10} {'llama.cpp':>10} {'ratio':>7}   tokens/s, medians of {args.rounds}")
     figures = []
@@ -141,7 +144,7 @@ def main():
         medians = {side: round(statistics.median(values), 1) for side, values in sides.items()}
         rounds = {side: [round(value, 1) for value in values] for side, values in sides.items()}
         print(f"{cell:<16} {medians['ours']:>10} {medians['llama_cpp']:>10} {ratio:>7.2f}")
-        figures.append({"cell": cell, "ratio": round(ratio, 3), **medians, "rounds": rounds})
+        figures.append({"cell": cell, "ratio": round(ratio, 3), **medians, **shares[cell], "rounds": rounds})
     record["name"] = "beside-llama-cpp"
     record["flags"] |= {"threads": args.threads, "rounds": args.rounds}
     record["llama_cpp"] = {"package": llama_cpp.__version__, "system": llama_cpp.llama_print_system_info().decode().strip(" |")}

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::process::{Step, cargo, has};
-use crate::{fuzz, kernels, plugins, tidy};
+use crate::{demo, fuzz, kernels, plugins, tidy};
 
 /// Seconds per fuzz target.
 const FUZZ_SECONDS: u32 = 60;
@@ -23,6 +23,8 @@ pub fn run(root: &Path) -> Result<()> {
         cargo(root).args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]).check()
     })?;
     stage.run("plugins, natively", || tests(&guests))?;
+    // Some tests compare with other implementations on a real model, where it is present.
+    stage.run("model", || demo::fetch_model(root).map(drop))?;
     stage.run("host", || tests(root))?;
     stage.run("plugins, rebuilt", || plugins::rebuild_and_test(root))?;
     stage.run("kernels", || kernels::run(root))?;

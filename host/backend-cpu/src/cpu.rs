@@ -11,6 +11,7 @@ use crate::batch::Batch;
 use crate::interpreter::{HEAD_ROWS, Interpreter};
 use crate::invalid;
 use crate::pool::Panicked;
+use crate::sample::Drawn;
 use crate::seats::SeatTable;
 
 /// A run of the open step.
@@ -50,11 +51,15 @@ pub struct CpuBackend {
     /// Which seats the step has named.
     named: Vec<bool>,
     /// Rows whose logits are wanted, and their logits `[rows][vocab]`.
-    head_rows: Vec<usize>,
+    pub(crate) head_rows: Vec<usize>,
     pub(crate) logits: Vec<f32>,
     /// Logits of prompt rows, `[HEAD_ROWS][vocab]`; made when a prompt's logprobs are first asked for.
     prompt_logits: Vec<f32>,
     pub(crate) samplers: Vec<Sampler>,
+    /// What was drawn for each run; kept between steps for its memory.
+    pub(crate) drawn: Vec<Drawn>,
+    /// The engine's thread, which calls every step, was moved to its place.
+    placed: bool,
     pub(crate) open: Option<Open>,
     next_ticket: u64,
     pub(crate) fault: Option<BackendError>,
@@ -75,7 +80,9 @@ impl CpuBackend {
             head_rows: Vec::with_capacity(emitting),
             logits: vec![0.0; emitting * caps.vocab as usize],
             prompt_logits: Vec::new(),
-            samplers: (0..threads).map(|_| Sampler::default()).collect(),
+            samplers: (0..threads).map(|_| Sampler::with_capacity(caps.vocab as usize)).collect(),
+            drawn: Vec::with_capacity(seats),
+            placed: false,
             open: None,
             next_ticket: 0,
             fault: None,
@@ -290,6 +297,9 @@ impl Backend for CpuBackend {
         let rows: u64 = step.runs.iter().map(|run| u64::from(run.rows)).sum();
         if rows > u64::from(self.caps.max_rows) {
             return Err(invalid(format!("{rows} rows, the limit is {}", self.caps.max_rows)));
+        }
+        if !std::mem::replace(&mut self.placed, true) {
+            self.interpreter.pool().place_caller();
         }
         let start = Instant::now();
         self.batch.clear();

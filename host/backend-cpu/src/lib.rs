@@ -12,6 +12,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod batch;
+pub mod cores;
 mod cpu;
 pub mod exact;
 pub mod fast;
@@ -22,6 +23,8 @@ pub mod pool;
 pub mod program;
 mod sample;
 mod seats;
+
+use std::time::{Duration, Instant};
 
 use backend::BackendError;
 use backend::load::{LoadOptions, LoadProgress, MemoryPlan};
@@ -103,7 +106,8 @@ pub fn load_with(
         plan.lowered.push(format!("the model runs by plain fp32 loops, not by the fast kernels: {reason}"));
     }
     let device = |cause: std::io::Error| BackendError::Device { operation: "start".into(), cause: cause.to_string() };
-    let pool = ThreadPool::new(sizes.threads).map_err(device)?;
+    plan.notes.push(format!("{} threads, {}", sizes.threads, sizes.placement));
+    let pool = ThreadPool::placed(sizes.threads, sizes.placement).map_err(device)?;
     let bytes_total = plan.weights;
     let mut bytes_done = 0;
     let mut done = |bytes: u64| {
@@ -122,14 +126,27 @@ pub fn load_with(
             pages: caps.pages as usize,
             context_len: caps.context_len as usize,
         };
+        let started = Instant::now();
         let fast = Fast::new(&spec, program, pool, &sizes, done)?;
         (plan.repacked, plan.workspace) = fast.memory();
-        tracing::info!(kernels = fast.isa().name(), repacked_bytes = plan.repacked, "weights packed");
+        plan.notes.push(packing_note(&fast, plan.repacked, started.elapsed()));
         Box::new(fast)
     };
     let backend = CpuBackend::new(caps, hidden, interpreter);
     plan.workspace += backend.workspace_bytes();
     Ok((backend, plan))
+}
+
+/// The matrices' order in the file suits no kernel: read as they lie they take several times as long, so the choice is
+/// always the same. What is only looked up stays in the file.
+fn packing_note(fast: &Fast, bytes: u64, took: Duration) -> String {
+    let (packed, mapped) = fast.packed_and_mapped();
+    format!(
+        "kernels {}: {packed} matrices repacked into {:.1} MiB in {:.2} s, {mapped} weights read where they are mapped",
+        fast.isa().name(),
+        bytes as f64 / f64::from(1 << 20),
+        took.as_secs_f64()
+    )
 }
 
 fn invalid(reason: impl Into<String>) -> BackendError {

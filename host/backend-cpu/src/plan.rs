@@ -6,11 +6,14 @@ use backend::ops::ModelSpec;
 use backend::step::Caps;
 use contract::PAGE_TOKENS;
 
+use crate::cores::{Cores, Placement};
+
 /// The sizes that everything else is made for.
 #[derive(Clone, Debug)]
 pub struct Sizes {
     pub caps: Caps,
     pub threads: usize,
+    pub placement: Placement,
     pub plan: MemoryPlan,
 }
 
@@ -57,8 +60,13 @@ pub fn sizes(
     }
     let pool_tokens = u32::try_from(u64::from(pages) * u64::from(PAGE_TOKENS)).unwrap_or(u32::MAX);
     let context_len = at_most("context length", context_len, pool_tokens, "the KV pool holds no more");
-    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads = options.threads.unwrap_or_else(cores).clamp(1, THREADS_MAX);
+    let cores = Cores::detect();
+    let every_core = || match &cores {
+        Some(cores) => cores.physical(),
+        None => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+    };
+    let threads = options.threads.unwrap_or_else(every_core).clamp(1, THREADS_MAX);
+    let placement = cores.as_ref().map_or(Placement::Anywhere, |cores| cores.place(threads));
     let vocab = spec.vocab as u32;
     let caps = Caps {
         vocab,
@@ -84,5 +92,5 @@ pub fn sizes(
         lowered,
         ..MemoryPlan::default()
     };
-    Ok(Sizes { caps, threads, plan })
+    Ok(Sizes { caps, threads, placement, plan })
 }

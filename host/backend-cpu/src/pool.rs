@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 
+use crate::cores::Placement;
+
 /// Turns of waiting before a thread sleeps, about 50 microseconds: longer than the gaps inside a step, shorter than
 /// those between steps of an idle server.
 const SPINS: u32 = 1_000;
@@ -40,6 +42,7 @@ pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     sleepers: Vec<Thread>,
+    placement: Placement,
 }
 
 /// A job panicked: what it was computing is undefined.
@@ -52,6 +55,11 @@ impl ThreadPool {
     /// # Errors
     /// When the system gives no more threads.
     pub fn new(threads: usize) -> std::io::Result<Self> {
+        Self::placed(threads, Placement::Anywhere)
+    }
+
+    /// The same with a word on where they run. The caller stays where it is until [`Self::place_caller`].
+    pub fn placed(threads: usize, placement: Placement) -> std::io::Result<Self> {
         let workers = threads.max(1) - 1;
         let shared = Arc::new(Shared {
             job: Slot(std::cell::UnsafeCell::new(None)),
@@ -61,15 +69,23 @@ impl ThreadPool {
             stop: AtomicBool::new(false),
             asleep: (0..workers).map(|_| AtomicBool::new(false)).collect(),
         });
-        let mut pool = Self { shared, workers: Vec::new(), sleepers: Vec::new() };
+        let mut pool = Self { shared, workers: Vec::new(), sleepers: Vec::new(), placement };
         for index in 0..workers {
-            let shared = Arc::clone(&pool.shared);
+            let (shared, placement) = (Arc::clone(&pool.shared), pool.placement.clone());
             let builder = std::thread::Builder::new().name(format!("cpu-{}", index + 1));
-            let handle = builder.spawn(move || work(&shared, index))?;
+            let handle = builder.spawn(move || {
+                placement.apply(index + 1);
+                work(&shared, index);
+            })?;
             pool.sleepers.push(handle.thread().clone());
             pool.workers.push(handle);
         }
         Ok(pool)
+    }
+
+    /// Moves the calling thread to the place of thread 0: for the one thread that will call `run` from now on.
+    pub fn place_caller(&self) {
+        self.placement.apply(0);
     }
 
     pub fn threads(&self) -> usize {

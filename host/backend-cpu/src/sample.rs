@@ -10,18 +10,22 @@ use crate::cpu::CpuBackend;
 use crate::invalid;
 use crate::pool::{Shares, Tickets};
 
-type Drawn = Option<(TokenId, Option<TokenLogprobs>)>;
+pub(crate) type Drawn = Option<(TokenId, Option<TokenLogprobs>)>;
 
 impl CpuBackend {
     /// Draws a token for each run that emits one, the runs shared among the threads, and fills the step's outcome.
     pub(crate) fn draw(&mut self, masks: &[Mask<'_>]) -> Result<(), BackendError> {
         self.check_masks(masks)?;
-        let drawn = self.draw_all(masks)?;
+        self.draw_all(masks)?;
+        let mut all_drawn = std::mem::take(&mut self.drawn);
         let Some(open) = &mut self.open else { return Err(invalid("no step is open")) };
         let out = &mut open.out;
+        // What leaves the backend is all that a step allocates.
+        out.runs.reserve_exact(self.runs.len());
+        out.tokens.reserve_exact(self.head_rows.len());
         // A run's logprobs are one range: those of its prompt, already there, then that of its token.
         let prompt_logprobs = std::mem::take(&mut out.logprobs);
-        for (index, (run, drawn)) in self.runs.iter().zip(drawn).enumerate() {
+        for (index, (run, drawn)) in self.runs.iter().zip(all_drawn.drain(..)).enumerate() {
             let (token_start, logprob_start) = (out.tokens.len() as u32, out.logprobs.len() as u32);
             out.logprobs.extend_from_slice(&prompt_logprobs[run.logprobs.start as usize..run.logprobs.end as usize]);
             let mut fault = None;
@@ -60,6 +64,7 @@ impl CpuBackend {
                 fault,
             });
         }
+        self.drawn = all_drawn;
         Ok(())
     }
 
@@ -87,11 +92,13 @@ impl CpuBackend {
         }
     }
 
-    fn draw_all(&mut self, masks: &[Mask<'_>]) -> Result<Vec<Drawn>, BackendError> {
+    /// Fills `drawn`, one for each run.
+    fn draw_all(&mut self, masks: &[Mask<'_>]) -> Result<(), BackendError> {
         let vocab = self.caps.vocab as usize;
-        let mut drawn: Vec<Drawn> = self.runs.iter().map(|_| None).collect();
+        self.drawn.clear();
+        self.drawn.resize_with(self.runs.len(), || None);
         let emitting = self.runs.iter().filter(|run| run.logits.is_some()).count();
-        let results = Shares::new(&mut drawn);
+        let results = Shares::new(&mut self.drawn);
         let (logits, samplers) = (Shares::new(&mut self.logits), Shares::new(&mut self.samplers));
         let (runs, seats) = (&self.runs, &self.seats);
         let draw = |thread: usize, i: usize| {
@@ -125,6 +132,6 @@ impl CpuBackend {
         if ran.is_err() {
             return Err(self.failed("sample"));
         }
-        Ok(drawn)
+        Ok(())
     }
 }

@@ -104,6 +104,7 @@ pub fn load(
         pages: pages as u32,
         seats: options.seats,
         lowered,
+        notes: Vec::new(),
     };
     let tensor_maps = kernels
         .prefill

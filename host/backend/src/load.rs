@@ -12,7 +12,7 @@ pub struct LoadOptions {
     pub context_len: Option<u32>,
     /// Tokens in the KV pool; `None`: what the memory rule gives.
     pub kv_tokens: Option<u32>,
-    /// Worker threads; `None`: one per core.
+    /// Worker threads; `None`: one per physical core.
     pub threads: Option<usize>,
     /// Quantises the weights of the layers' products; `None`: they stay as the file has them.
     pub quantization: Option<Quantization>,
@@ -45,6 +45,8 @@ pub struct MemoryPlan {
     pub seats: u16,
     /// Asked-for settings that could not be kept, one sentence each with the numbers.
     pub lowered: Vec<String>,
+    /// How the model runs, and what it took to get there, one sentence each.
+    pub notes: Vec<String>,
 }
 
 impl MemoryPlan {

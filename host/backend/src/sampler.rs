@@ -57,6 +57,11 @@ pub struct Sampler {
 }
 
 impl Sampler {
+    /// With memory for a vocabulary of this size, so that drawing allocates none.
+    pub fn with_capacity(vocab: usize) -> Self {
+        Self { candidates: Vec::with_capacity(vocab) }
+    }
+
     /// Chooses a token; `logits` are overwritten. `None` when the mask forbids every token.
     pub fn sample(&mut self, logits: &mut [f32], draw: &Draw<'_>) -> Option<(TokenId, Option<TokenLogprobs>)> {
         let raw = draw.params.logprobs.map(|n| RawLogprobs::of(logits, n));

@@ -58,7 +58,7 @@ impl Report {
         self.setting("max_num_queued_reqs", settings.max_num_queued_reqs, limits.max_queued);
         match settings.device {
             Device::Cpu => {
-                let threads = asked.threads.map_or_else(|| "one per core".to_string(), |n| n.to_string());
+                let threads = asked.threads.map_or_else(|| "one per physical core".to_string(), |n| n.to_string());
                 self.setting("threads", settings.threads, threads);
             }
             Device::Cuda(_) => self.line(format_args!("  decode graphs: {}", sizes(&wired.graphs))),
@@ -83,6 +83,7 @@ impl Report {
             plan.kv_bytes_per_token,
             plan.seats,
         ));
+        plan.notes.iter().for_each(|note| self.line(format_args!("  {note}")));
         let warnings = plan.lowered.iter().chain(&wired.warnings);
         self.warnings.extend(warnings.map(|text| format!("engine `{}`: {text}", settings.name)));
     }

@@ -75,7 +75,10 @@ fn default_cells() -> Vec<Cell> {
     let decode = |streams, context| Cell::Decode { streams, context };
     // Not 8 streams at 8,000: the first would reach the context's end before the last is prefilled.
     vec![
+        Cell::Prefill { tokens: 128 },
         Cell::Prefill { tokens: 512 },
+        Cell::Prefill { tokens: 2048 },
+        Cell::Prefill { tokens: 8000 },
         decode(1, 128),
         decode(1, 2048),
         decode(1, 8000),

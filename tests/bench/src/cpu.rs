@@ -9,6 +9,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use backend::load::LoadOptions;
+use backend::ops::{BlockOp, ModelSpec};
+use backend::weights::WeightId;
 use contract::PAGE_TOKENS;
 use contract::generation::{Request, Tenant, TokenEvent};
 use contract::sampling::SamplingParams;
@@ -17,6 +19,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
 use crate::args::{Args, Cell};
+use crate::peak::{read_gb_per_s, vnni_gop_per_s};
 
 /// Tokens of each stream that are timed.
 const TIMED_TOKENS: usize = 64;
@@ -24,31 +27,44 @@ const TIMED_TOKENS_QUICK: usize = 8;
 
 pub fn run(args: &Args) -> Result<Value> {
     let mut rows = Vec::new();
-    eprintln!("{:<8} {:<8} {:>8} {:>8} {:>12}", "threads", "what", "streams", "context", "tokens/s");
+    let columns = ["threads", "what", "streams", "context", "tokens/s"];
+    let [threads, what, streams, context, rate] = columns;
+    eprintln!("{threads:<8} {what:<8} {streams:>8} {context:>8} {rate:>12}  share of the ceiling");
     for &threads in &args.threads {
-        let mut bandwidth = None;
+        let (mut bandwidth, mut peak) = (None, None);
         for &cell in &args.cells {
             let (what, streams, context) = cell.shape();
             let mut row = json!({"threads": threads, "what": what, "streams": streams, "context": context});
             match Bench::open(args, threads, cell)? {
                 Ok(bench) => {
                     let rates = bench.rates(args.rounds)?;
-                    row["tokens_per_s"] = json!(rates[rates.len() / 2]);
+                    let rate = rates[rates.len() / 2];
+                    row["tokens_per_s"] = json!(rate);
                     row["rounds"] = json!(rates);
                     if matches!(cell, Cell::Decode { .. }) {
                         let bytes = bench.weight_bytes;
                         let reads = *bandwidth.get_or_insert_with(|| read_gb_per_s(bytes, threads));
                         // Each step reads every weight once, for all streams together.
-                        let used = bytes as f64 * rates[rates.len() / 2] / streams as f64 / 1e9;
+                        let used = bytes as f64 * rate / streams as f64 / 1e9;
                         row["weights_gb_per_s"] = json!(tenth(used));
                         row["memory_gb_per_s"] = json!(tenth(reads));
                         row["bandwidth_share_percent"] = json!(tenth(used / reads * 100.0));
+                    } else {
+                        let vnni = *peak.get_or_insert_with(|| vnni_gop_per_s(threads));
+                        let used = bench.token_operations as f64 * rate / 1e9;
+                        row["products_gop_per_s"] = json!(tenth(used));
+                        row["vnni_gop_per_s"] = json!(tenth(vnni));
+                        // A processor with a unit for tiles may pass 100 %.
+                        row["vnni_share_percent"] = json!(if vnni > 0.0 { tenth(used / vnni * 100.0) } else { 0.0 });
                     }
                 }
                 Err(reason) => row["left_out"] = json!(reason),
             }
             let figure = row.get("tokens_per_s").or(row.get("left_out")).map(Value::to_string).unwrap_or_default();
-            eprintln!("{threads:<8} {what:<8} {streams:>8} {context:>8} {figure:>12}");
+            let of = |key: &str, ceiling: &str| row.get(key).map(|share| format!("{share} % of {ceiling}"));
+            let share = of("bandwidth_share_percent", "bandwidth").or_else(|| of("vnni_share_percent", "VNNI"));
+            let share = share.unwrap_or_default();
+            eprintln!("{threads:<8} {what:<8} {streams:>8} {context:>8} {figure:>12}  {share}");
             rows.push(row);
         }
     }
@@ -59,23 +75,6 @@ fn tenth(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-/// What these threads can read from memory of the weights' size, in 10^9 bytes a second: the best of a few passes.
-fn read_gb_per_s(bytes: u64, threads: usize) -> f64 {
-    const PASSES: usize = 5;
-    let words = vec![1u64; bytes as usize / 8];
-    let part = words.len().div_ceil(threads).max(1);
-    let pass = || {
-        let started = Instant::now();
-        std::thread::scope(|scope| {
-            for part in words.chunks(part) {
-                scope.spawn(move || std::hint::black_box(part.iter().fold(0u64, |sum, word| sum.wrapping_add(*word))));
-            }
-        });
-        bytes as f64 / started.elapsed().as_secs_f64() / 1e9
-    };
-    (0..PASSES).map(|_| pass()).fold(0.0, f64::max)
-}
-
 struct Bench {
     engine: Handle,
     cell: Cell,
@@ -83,12 +82,16 @@ struct Bench {
     room: u32,
     timed: usize,
     weight_bytes: u64,
+    /// Multiplications and additions in the products of one token of a prompt; attention and the head, which only the
+    /// last token needs, are left out.
+    token_operations: usize,
 }
 
 impl Bench {
     /// The inner error says why the model cannot run this cell.
     fn open(args: &Args, threads: usize, cell: Cell) -> Result<Result<Self, String>> {
         let spec = model::load(&args.model)?.spec;
+        let token_operations = token_operations(&spec);
         let timed = if args.quick { TIMED_TOKENS_QUICK } else { TIMED_TOKENS };
         let (_, streams, prompt) = cell.shape();
         // The first stream decodes while the others are prefilled, at worst a few tokens of prompt a step.
@@ -110,7 +113,7 @@ impl Bench {
         let config = EngineConfig { prefix_cache: false, ..EngineConfig::new("bench") };
         let parts = EngineParts { backend: Box::new(backend), policy: None, config };
         let engine = engine::start(parts, &mut Registry::default())?;
-        Ok(Ok(Self { engine, cell, room, timed, weight_bytes: plan.weights }))
+        Ok(Ok(Self { engine, cell, room, timed, weight_bytes: plan.weights, token_operations }))
     }
 
     /// Tokens a second of every round, in order of size.
@@ -171,6 +174,18 @@ impl Bench {
             constraint: None,
         }
     }
+}
+
+fn token_operations(spec: &ModelSpec) -> usize {
+    let size = |id: &WeightId| 2 * spec.weight(*id).rows * spec.weight(*id).cols;
+    let of = |op: &BlockOp| match op {
+        BlockOp::NormQkv { q, k, v, .. } => [q, k, v].map(size).iter().sum(),
+        BlockOp::OutResidual { out } => size(out),
+        BlockOp::NormGateUp { gate, up, .. } => size(gate) + size(up),
+        BlockOp::DownResidual { down } => size(down),
+        _ => 0,
+    };
+    spec.ops.iter().map(of).sum()
 }
 
 /// Any tokens that differ from stream to stream: the time does not depend on which they are.

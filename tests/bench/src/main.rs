@@ -6,6 +6,7 @@
 mod args;
 mod cpu;
 mod metrics;
+mod peak;
 mod plugin_cost;
 mod record;
 

@@ -21,6 +21,8 @@ const PAIRS_PER_THREAD: usize = 4;
 /// Memory for the results of parts, sized for the most that are cut in one step.
 pub(super) struct PartResults {
     results: Vec<f32>,
+    /// What the step cuts, at most `pairs_max`; kept for its memory.
+    pairs: Vec<Pair>,
     pairs_max: usize,
 }
 
@@ -30,7 +32,7 @@ impl PartResults {
         let parts = context_len.div_ceil(PART_PAGES * PAGE_TOKENS as usize);
         // 16 more than the head size: the kernel keeps the maximum and the weight beside the sums.
         let part_len = shape.heads / shape.kv_heads * (shape.head_dim + 16);
-        Self { results: vec![0.0; pairs_max * parts * part_len], pairs_max }
+        Self { results: vec![0.0; pairs_max * parts * part_len], pairs: Vec::with_capacity(pairs_max), pairs_max }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -38,10 +40,12 @@ impl PartResults {
     }
 }
 
-/// One (sequence, key head): its job, and where its part results lie.
-struct Pair<'a> {
-    job: Attend<'a>,
-    row: usize,
+/// One (sequence, key head): how many parts it has, and where their results lie.
+#[derive(Clone)]
+struct Pair {
+    sequence: usize,
+    kv_head: usize,
+    parts: usize,
     results: Range<usize>,
 }
 
@@ -143,41 +147,45 @@ impl Fast {
         let (isa, width) = (self.isa, heads / kv_heads * head_dim);
         let job = job_of(&self.mix, &self.kv[layer], self.attention);
         let mut at = 0;
-        let mut pairs = Vec::with_capacity(batch.sequences.len() * kv_heads);
-        for sequence in &batch.sequences {
+        let PartResults { results, pairs, .. } = &mut self.parts;
+        pairs.clear();
+        for (index, sequence) in batch.sequences.iter().enumerate() {
             for kv_head in 0..kv_heads {
                 let job = job(batch, sequence, kv_head, 0, 1);
-                let len = job.parts() * job.part_len();
-                pairs.push(Pair { job, row: sequence.first_row, results: at..at + len });
+                let (parts, len) = (job.parts(), job.parts() * job.part_len());
+                pairs.push(Pair { sequence: index, kv_head, parts, results: at..at + len });
                 at += len;
             }
         }
-        let items: usize = pairs.iter().map(|pair| pair.job.parts()).sum();
+        let pairs = &*pairs;
+        let job_of_pair = |pair: &Pair| job(batch, &batch.sequences[pair.sequence], pair.kv_head, 0, 1);
+        let items: usize = pairs.iter().map(|pair| pair.parts).sum();
         let tickets = Tickets::new(items, 1);
-        let (lanes, results) = (Shares::new(&mut self.lanes), Shares::new(&mut self.parts.results));
+        let (lanes, shared) = (Shares::new(&mut self.lanes), Shares::new(results));
         self.pool.run(&|thread| {
             // SAFETY: each thread uses its own lane.
             let lane = &mut unsafe { lanes.get(thread..thread + 1) }[0];
             while let Some(item) = tickets.take() {
                 let mut part = item.start;
                 let pair = pairs.iter().find(|pair| {
-                    let here = part < pair.job.parts();
-                    part -= if here { 0 } else { pair.job.parts() };
+                    let here = part < pair.parts;
+                    part -= if here { 0 } else { pair.parts };
                     here
                 });
-                let Some(Pair { job, results: range, .. }) = pair else { continue };
-                let start = range.start + part * job.part_len();
+                let Some(pair) = pair else { continue };
+                let job = job_of_pair(pair);
+                let start = pair.results.start + part * job.part_len();
                 // SAFETY: each part is one item.
-                let result = unsafe { results.get(start..start + job.part_len()) };
-                attend_part(isa, job, part, result, &mut lane.scratch);
+                let result = unsafe { shared.get(start..start + job.part_len()) };
+                attend_part(isa, &job, part, result, &mut lane.scratch);
             }
         })?;
         let (rows, attended) = (batch.rows.len(), &mut self.attended);
         crate::pool::ThreadPool::run_here(|| {
-            for (i, Pair { job, row, results: range }) in pairs.iter().enumerate() {
-                let start = (i % kv_heads * rows + row) * width;
+            for pair in pairs {
+                let start = (pair.kv_head * rows + batch.sequences[pair.sequence].first_row) * width;
                 let mut out = OutCols::new(&mut attended[start..start + width], width, 0..width);
-                merge_parts(isa, job, &mut self.parts.results[range.clone()], &mut out);
+                merge_parts(isa, &job_of_pair(pair), &mut results[pair.results.clone()], &mut out);
             }
         })
     }

@@ -13,9 +13,9 @@ use contract::PageId;
 
 use crate::batch::{Batch, Row};
 use crate::interpreter::{HEAD_ROWS, Interpreter};
-use crate::kernels::attention::KvShape;
+use crate::kernels::attention::{self, KvShape};
 use crate::kernels::dequant::dequantize_row;
-use crate::kernels::{BLOCK, Isa, PackedWeight, QuantRows, ROW_GRAIN, RowForms, Scratch, elementwise};
+use crate::kernels::{BLOCK, Isa, PackedWeight, QuantRows, ROW_GRAIN, RowForms, Scratch, elementwise, matmul};
 use crate::pool::{Panicked, Shares, ThreadPool, Tickets};
 use crate::program::{Program, vector};
 
@@ -102,8 +102,11 @@ impl Fast {
         let rows = sizes.max_rows.max(HEAD_ROWS);
         let widest = spec.hidden.max(q_width);
         let forms = packed.iter().flatten().map(PackedWeight::reads).fold(RowForms::default(), RowForms::and);
+        let group = spec.attention.heads / kv_heads;
+        let products = packed.iter().flatten().map(matmul::scratch_bytes).max().unwrap_or(0);
+        let scratch_bytes = products.max(attention::scratch_bytes_max(KvShape { kv_heads, head_dim }, group));
         let lane = |_| Lane {
-            scratch: Scratch::new(),
+            scratch: Scratch::with_capacity(scratch_bytes),
             row: vec![0.0; widest],
             gate_up: vec![0.0; 2 * rows * GATE_GRAINS_MAX * ROW_GRAIN],
         };
@@ -139,6 +142,12 @@ impl Fast {
         let lanes: usize = self.lanes.iter().map(|lane| lane.row.len() + lane.gate_up.len()).sum();
         let floats = floats + lanes + self.parts.len();
         (packed as u64, (4 * floats + self.acts.size_bytes() + self.ffn_acts.size_bytes()) as u64)
+    }
+
+    /// Weights that were packed, and those that were not.
+    pub fn packed_and_mapped(&self) -> (usize, usize) {
+        let packed = self.packed.iter().flatten().count();
+        (packed, self.packed.len() - packed)
     }
 
     pub fn isa(&self) -> Isa {

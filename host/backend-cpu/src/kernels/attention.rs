@@ -118,11 +118,20 @@ impl Attend<'_> {
         assert!(self.pages[..pages].iter().all(|page| (page.0 as usize) < pool), "a page beyond the pool of {pool}");
     }
 
-    /// Bytes of scratch: queries, scores and a converted page.
     fn scratch_bytes(&self) -> usize {
-        let rows = (self.rows * self.group).min(PASS_ROWS.max(self.group));
-        4 * (rows * (self.shape.head_dim + PAGE + 2 * self.state_len()) + self.shape.block_len())
+        scratch_bytes(self.shape, self.group, self.rows * self.group)
     }
+}
+
+/// Bytes of scratch for so many query rows, times heads: queries, scores and a converted page.
+fn scratch_bytes(shape: KvShape, group: usize, rows: usize) -> usize {
+    let rows = rows.min(PASS_ROWS.max(group));
+    4 * (rows * (shape.head_dim + PAGE + 2 * (shape.head_dim + LANES)) + shape.block_len())
+}
+
+/// The most scratch that [`attend`] and [`attend_part`] need for a shape.
+pub fn scratch_bytes_max(shape: KvShape, group: usize) -> usize {
+    scratch_bytes(shape, group, usize::MAX)
 }
 
 /// `out[m][h head_dim ..] = softmax(q k / sqrt(head_dim)) v` for the rows and the group's heads.

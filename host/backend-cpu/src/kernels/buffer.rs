@@ -50,6 +50,11 @@ impl Scratch {
         Self { buffer: Buffer::zeroed(0) }
     }
 
+    /// With so many bytes from the start.
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self { buffer: Buffer::zeroed(bytes) }
+    }
+
     /// At least `bytes` bytes on a cache line, with whatever they held.
     pub(super) fn get(&mut self, bytes: usize) -> *mut u8 {
         if self.buffer.len() < bytes {

@@ -7,6 +7,8 @@ pub struct Isa(pub(super) Level);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Level {
+    /// As `Avx512`, and the tile unit for many rows.
+    Amx,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
     /// AVX2, FMA and F16C.
@@ -18,7 +20,7 @@ pub(super) enum Level {
 impl Isa {
     /// The best one that this processor has.
     pub fn detect() -> Self {
-        Self([Level::Avx512, Level::Avx2].into_iter().find(|level| level.available()).unwrap_or(Level::Portable))
+        Self(Level::BEST_FIRST.into_iter().find(|level| level.available()).unwrap_or(Level::Portable))
     }
 
     /// Plain Rust, which every processor has.
@@ -28,11 +30,12 @@ impl Isa {
 
     /// All that this processor has, best first.
     pub fn all_available() -> Vec<Self> {
-        [Level::Avx512, Level::Avx2, Level::Portable].into_iter().filter(|level| level.available()).map(Self).collect()
+        Level::BEST_FIRST.into_iter().filter(|level| level.available()).map(Self).collect()
     }
 
     pub fn name(self) -> &'static str {
         match self.0 {
+            Level::Amx => "avx512-vnni with amx-int8",
             Level::Avx512 => "avx512-vnni",
             Level::Avx2 => "avx2",
             Level::Portable => "portable",
@@ -41,6 +44,8 @@ impl Isa {
 }
 
 impl Level {
+    const BEST_FIRST: [Self; 4] = [Self::Amx, Self::Avx512, Self::Avx2, Self::Portable];
+
     #[cfg(target_arch = "x86_64")]
     fn available(self) -> bool {
         let avx2 =
@@ -53,6 +58,7 @@ impl Level {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            Self::Amx => Self::Avx512.available() && super::amx::available(),
             Self::Avx2 => avx2,
             Self::Portable => true,
         }

@@ -4,7 +4,11 @@ use std::ops::Range;
 
 use backend::weights::WeightType;
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::formats::Spec;
+#[cfg(target_arch = "x86_64")]
+use super::isa::Level;
 use super::simd::{LANES, Simd, entry};
 use super::tile::{
     Bf16, EXPANDED_BYTES, ExpandedTile, F16, F32, Float, FloatTiles, Format, PackedTile, Target, dot_group, expand,
@@ -23,6 +27,11 @@ pub enum Store {
 /// Activations that one pass over a weight's tiles keeps in the second-level cache, in int8 bytes: half of the 1 MiB
 /// or more that processors with AVX-512 have.
 const PASS_BYTES: usize = 512 << 10;
+
+/// Bytes of scratch that [`matmul`] needs.
+pub fn scratch_bytes(weight: &PackedWeight) -> usize {
+    if weight.reads().int8 { (weight.cols() / BLOCK) * EXPANDED_BYTES } else { 0 }
+}
 
 struct Job<'a> {
     weight: &'a PackedWeight,
@@ -80,7 +89,7 @@ pub fn matmul(
     if outputs.is_empty() || acts.rows() == 0 {
         return;
     }
-    let scratch = scratch.get(if reads.int8 { (cols / BLOCK) * EXPANDED_BYTES } else { 0 });
+    let scratch = scratch.get(scratch_bytes(weight));
     let (out, stride) = out.raw();
     let job = Job { weight, acts, outputs, out, stride, store, scratch };
     // SAFETY: tiles and groups exist by the assertions above, the output columns are borrowed exclusively, and the
@@ -132,7 +141,9 @@ macro_rules! formats {
             unsafe {
                 match job.weight.ty() {
                     $(
-                        WeightType::$ty if rows <= $marker::DIRECT_ROWS => $name::direct(isa, job),
+                        WeightType::$ty if rows <= $marker::DIRECT_ROWS.min(direct_rows(isa)) => {
+                            $name::direct(isa, job)
+                        }
                         WeightType::$ty => expanded(isa, job, $marker::SPEC, $name::expand_tile),
                     )+
                     WeightType::F32 => f32_tiles(isa, job),
@@ -182,12 +193,24 @@ unsafe fn direct<S: Simd, F: Format, const MOST: usize>(job: &Job<'_>) {
 unsafe fn expanded(isa: Isa, job: &Job<'_>, spec: Spec, expand: unsafe fn(Isa, &Job<'_>, usize)) {
     let rows = job.acts.rows();
     let pass = (PASS_BYTES / job.weight.cols() / GROUP_ROWS).max(1) * GROUP_ROWS;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: such an `Isa` exists only where the unit does.
+    let unit = (isa.0 == Level::Amx && rows >= amx::ROWS_MIN).then(|| unsafe { amx::Unit::new(rows, spec.subs) });
     for start in (0..rows).step_by(pass) {
         let rows = start..rows.min(start + pass);
         for t in job.tiles() {
             // SAFETY: the caller's promises.
             unsafe {
                 expand(isa, job, t);
+                #[cfg(target_arch = "x86_64")]
+                if let Some(unit) = &unit {
+                    match (spec.subs, spec.mins) {
+                        (2, _) => unit_rows::<2, false>(unit, job, t, rows.clone()),
+                        (_, true) => unit_rows::<1, true>(unit, job, t, rows.clone()),
+                        _ => unit_rows::<1, false>(unit, job, t, rows.clone()),
+                    }
+                    continue;
+                }
                 match (spec.subs, spec.mins) {
                     (2, _) => two_scales(isa, job, t, rows.clone()),
                     (_, true) => with_minima(isa, job, t, rows.clone()),
@@ -195,6 +218,34 @@ unsafe fn expanded(isa: Isa, job: &Job<'_>, spec: Spec, expand: unsafe fn(Isa, &
                 }
             }
         }
+    }
+}
+
+/// Rows that are better served by packed tiles, whatever the format.
+fn direct_rows(isa: Isa) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if isa.0 == Level::Amx {
+        return amx::ROWS_MIN - 1;
+    }
+    let _ = isa;
+    usize::MAX
+}
+
+/// # Safety
+/// The job is valid; its scratch holds tile `t` expanded; `rows` starts with a group; the unit is set up for as many,
+/// and for `SUBS`.
+#[cfg(target_arch = "x86_64")]
+unsafe fn unit_rows<const SUBS: usize, const MINS: bool>(
+    unit: &amx::Unit,
+    job: &Job<'_>,
+    t: usize,
+    rows: Range<usize>,
+) {
+    let blocks = job.weight.cols() / BLOCK;
+    for first in rows.step_by(GROUP_ROWS) {
+        let (group, target) = (job.acts.group(first), job.target(t, first));
+        // SAFETY: the caller's promises; rows are kept with what the unit reads beyond them.
+        unsafe { unit.group::<SUBS, MINS>(job.scratch, blocks, &group, &target) }
     }
 }
 

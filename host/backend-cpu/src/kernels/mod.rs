@@ -16,6 +16,8 @@
 //!
 //! NaN or infinity in an activation block makes the outputs that read it NaN and touches no other row.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod attention;
 mod buffer;
 pub mod dequant;

@@ -52,7 +52,8 @@ impl QuantRows {
     /// Memory for the largest shape; `set_shape` says what a step uses of it.
     pub fn new(max_rows: usize, max_cols: usize, forms: RowForms) -> Self {
         let blocks = max_rows * max_cols.div_ceil(BLOCK);
-        let int8 = |bytes: usize| Buffer::zeroed(if forms.int8 { blocks * bytes } else { 0 });
+        // Kernels that always compute whole groups read beyond the last one.
+        let int8 = |bytes: usize| Buffer::zeroed(if forms.int8 { (blocks + GROUP_ROWS) * bytes } else { 0 });
         Self {
             forms,
             max_rows,

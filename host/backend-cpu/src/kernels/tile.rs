@@ -206,7 +206,7 @@ impl Target {
     /// # Safety
     /// The processor has `S`, and row `m` has `outputs` writable elements.
     #[inline(always)]
-    unsafe fn put<S: Simd>(&self, m: usize, x: S::F) {
+    pub(super) unsafe fn put<S: Simd>(&self, m: usize, x: S::F) {
         // SAFETY: the caller's promises; a part of a tile goes through a whole one on the stack.
         unsafe {
             let to = self.at.add(m * self.stride);

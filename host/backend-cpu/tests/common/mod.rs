@@ -48,6 +48,29 @@ pub fn next(seat: u16) -> Go {
     Go { seat, tokens: None, emit: Emit::Next }
 }
 
+/// A step with what it refers to.
+pub struct Built {
+    appended: Vec<(Seat, u32, Vec<PageId>)>,
+    runs: Vec<Run>,
+    tokens: Vec<TokenId>,
+}
+
+impl Built {
+    pub fn try_forward(&self, backend: &mut CpuBackend) -> Result<backend::step::Ticket, BackendError> {
+        // At most one table per seat, so that a launch itself allocates nothing.
+        let mut tables = [const { Table::Append { seat: Seat(0), at: 0, pages: &[] } }; SEATS as usize];
+        for (table, (seat, at, pages)) in tables.iter_mut().zip(&self.appended) {
+            *table = Table::Append { seat: *seat, at: *at, pages };
+        }
+        let step = Step { tables: &tables[..self.appended.len()], runs: &self.runs, tokens: &self.tokens };
+        backend.forward(&step)
+    }
+
+    pub fn forward(&self, backend: &mut CpuBackend) -> backend::step::Ticket {
+        self.try_forward(backend).expect("a valid step")
+    }
+}
+
 /// A backend with the host's side of its seats: lengths and pages.
 pub struct Driver {
     pub backend: CpuBackend,
@@ -69,8 +92,19 @@ impl Driver {
         self.pages[usize::from(seat)] = 0;
     }
 
+    pub fn release(&mut self, seat: u16) {
+        self.backend.release(Seat(seat));
+        // Pages are handed out anew from the first on; callers that release use one seat at a time.
+        self.next_page = 0;
+    }
+
     /// Forward only; the caller samples.
     pub fn forward(&mut self, runs: &[Go]) -> Result<backend::step::Ticket, BackendError> {
+        self.build(runs).try_forward(&mut self.backend)
+    }
+
+    /// A step, to be launched later.
+    pub fn build(&mut self, runs: &[Go]) -> Built {
         let (mut tokens, mut step_runs, mut appended) = (Vec::new(), Vec::new(), Vec::new());
         for go in runs {
             let seat = usize::from(go.seat);
@@ -92,9 +126,7 @@ impl Driver {
             self.pages[seat] = end_max.div_ceil(PAGE_TOKENS).max(self.pages[seat]);
             step_runs.push(Run { seat: Seat(go.seat), feed, rows, end_max, emit: go.emit, masked: false });
         }
-        let tables: Vec<Table<'_>> =
-            appended.iter().map(|(seat, at, pages)| Table::Append { seat: *seat, at: *at, pages }).collect();
-        self.backend.forward(&Step { tables: &tables, runs: &step_runs, tokens: &tokens })
+        Built { appended, runs: step_runs, tokens }
     }
 
     pub fn step(&mut self, runs: &[Go]) -> StepOut {

@@ -142,7 +142,7 @@ macro_rules! entry {
             match isa.0 {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: an `Isa` exists only for what the processor has; the rest is the caller's promise.
-                $crate::kernels::isa::Level::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::kernels::isa::Level::Amx | $crate::kernels::isa::Level::Avx512 => unsafe { avx512($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 $crate::kernels::isa::Level::Avx2 => unsafe { avx2($($arg),*) },

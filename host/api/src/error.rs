@@ -21,6 +21,8 @@ pub enum Code {
     UnsupportedField,
     UnknownField,
     ContextLengthExceeded,
+    InvalidSchema,
+    InvalidGrammar,
     TemplateFailed,
     NoScriptedResponse,
     InvalidApiKey,
@@ -35,11 +37,11 @@ pub enum Code {
     Loading,
     EngineFailed,
     EngineAborted,
+    GrammarFailed,
     ScriptViolatesGrammar,
     ShuttingDown,
     OutputStageFailed,
     Internal,
-    GrammarFailed,
 }
 
 impl Code {
@@ -60,6 +62,8 @@ impl Code {
             UnsupportedField => (BAD, "unsupported_field"),
             UnknownField => (BAD, "unknown_field"),
             ContextLengthExceeded => (BAD, "context_length_exceeded"),
+            InvalidSchema => (BAD, "invalid_schema"),
+            InvalidGrammar => (BAD, "invalid_grammar"),
             TemplateFailed => (BAD, "template_failed"),
             NoScriptedResponse => (BAD, "no_scripted_response"),
             InvalidApiKey => ((StatusCode::UNAUTHORIZED, "AuthenticationError"), "invalid_api_key"),
@@ -76,6 +80,7 @@ impl Code {
             ShuttingDown => (UNAVAILABLE, "shutting_down"),
             EngineFailed => (INTERNAL, "engine_failed"),
             EngineAborted => (INTERNAL, "engine_aborted"),
+            GrammarFailed => (INTERNAL, "grammar_failed"),
             ScriptViolatesGrammar => (INTERNAL, "script_violates_grammar"),
             OutputStageFailed => (INTERNAL, "output_stage_failed"),
             Internal => (INTERNAL, "internal_error"),
@@ -87,7 +92,6 @@ impl Code {
         self.facts().0
     }
 
-            GrammarFailed => (INTERNAL, "grammar_failed"),
     pub fn as_str(self) -> &'static str {
         self.facts().2
     }

@@ -13,7 +13,7 @@ use contract::TokenId;
 use contract::generation::{FinishReason, GenerationError, Request, Tenant, TokenEvent};
 use engine::{Generation, SubmitError};
 use futures::stream::{self, Abortable, BoxStream, SelectAll, Stream, StreamExt};
-use text::{EndOfStream, OutputPipeline, OutputUsage, Piece};
+use text::{ConstraintPlan, EndOfStream, OutputPipeline, OutputUsage, Piece};
 
 use crate::admission::Permit;
 use crate::error::{ApiError, Code};
@@ -124,7 +124,7 @@ fn request(job: &Job, terms: &Terms, group: u64, seed: u64) -> Request {
         deadline: terms.deadline,
         namespace: terms.namespace,
         group,
-        constraint: None,
+        constraint: job.constraint.as_ref().map(ConstraintPlan::open),
     }
 }
 
@@ -192,10 +192,10 @@ impl Choice {
             TokenEvent::Started { cached_tokens, .. } => ready.push_back(Ok(Event::Started { index, cached_tokens })),
             TokenEvent::Tokens { tokens, logprobs } => {
                 let mut piece = self.pipeline.push(&tokens, logprobs).map_err(|e| text_error(&e))?;
-                let stopped = piece.stopped.take();
+                let (stopped, enough) = (piece.stopped.take(), piece.enough);
                 ready.push_back(Ok(Event::Piece { index, piece }));
-                if let Some(stop) = stopped {
-                    self.end(EndOfStream::Cancelled, Some(StopReason::Text(stop)), ready)?;
+                if stopped.is_some() || enough {
+                    self.end(EndOfStream::Cancelled, stopped.map(StopReason::Text), ready)?;
                 }
             }
             TokenEvent::Finished { reason: FinishReason::Stop { token }, .. } => {
@@ -311,8 +311,8 @@ pub fn generation_error(error: GenerationError) -> ApiError {
         }
         GenerationError::Engine(_) => ApiError::new(Code::EngineFailed, message),
         GenerationError::Aborted(_) => ApiError::new(Code::EngineAborted, message),
+        GenerationError::Grammar(_) => ApiError::new(Code::GrammarFailed, message),
         GenerationError::ScriptViolatesGrammar { .. } => ApiError::new(Code::ScriptViolatesGrammar, message),
         GenerationError::Shutdown => ApiError::new(Code::ShuttingDown, message),
     }
 }
-        GenerationError::Grammar(_) => ApiError::new(Code::GrammarFailed, message),

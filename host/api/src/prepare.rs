@@ -7,7 +7,8 @@ use std::sync::Arc;
 use contract::TokenId;
 use contract::output::StageRequest;
 use contract::sampling::SamplingParams;
-use text::{ChatJob, OutputJob, Prepared, TextError};
+use text::grammar::GrammarError;
+use text::{ChatJob, ConstraintJob, ConstraintPlan, OutputJob, Prepared, TextError};
 
 use crate::error::{ApiError, Code};
 use crate::state::{SamplingDefaults, ServedModel};
@@ -29,6 +30,10 @@ pub struct Job {
     pub output: OutputJob,
     /// Which of the stop tokens are the client's own: only those are told back as `stop_reason`.
     pub own_stop_tokens: Vec<TokenId>,
+    /// What each sequence is held to.
+    pub constraint: Option<ConstraintPlan>,
+    /// What of the constraint has no effect.
+    pub warnings: Vec<String>,
 }
 
 /// Runs `work` on the blocking pool; a panic in it is an internal error of this request alone.
@@ -68,7 +73,7 @@ pub fn chat(
     now: String,
 ) -> Result<(Job, Vec<String>), ApiError> {
     let prepared = model.text.prepare_chat(&chat_job(model, prompt, now)).map_err(|e| text_error(&e))?;
-    let Prepared { prompt: tokens, rendered, stops, warnings } = prepared;
+    let Prepared { prompt: tokens, rendered, stops, mut warnings } = prepared;
     let mut job = job(model, common, tokens, "messages")?;
     // `ignore_eos` asks for a fixed length: the ends that the format implies go with the end tokens.
     if !common.ends.ignore_eos {
@@ -84,7 +89,37 @@ pub fn chat(
         turn_prefix: rendered.turn_prefix,
         markers: Vec::new(),
     };
+    job.output.thinking_tokens_max = prompt.thinking.tokens_max;
+    job.output.hide_reasoning = prompt.thinking.hidden;
+    job.output.one_call = !prompt.parallel_calls;
+    constrain(model, common, prompt.allowed_is_required, &mut job)?;
+    warnings.append(&mut job.warnings);
     Ok((job, warnings))
+}
+
+/// Holds a job to the form that was asked for.
+fn constrain(model: &ServedModel, common: &Common, allowed_is_required: bool, job: &mut Job) -> Result<(), ApiError> {
+    let constraint = ConstraintJob {
+        structure: common.structure.clone(),
+        stage_request: job.output.stage_request.clone(),
+        allowed_is_required,
+        raw: job.output.raw,
+        thinking_tokens_max: job.output.thinking_tokens_max,
+        // A text that is complete must end, also where the client ignores ends.
+        ends: match job.sampling.stop_tokens.as_slice() {
+            [] => model_ends(model),
+            own => own.to_vec(),
+        },
+        min_tokens: job.sampling.min_tokens,
+    };
+    let Some(plan) = model.text.constrain(&constraint).map_err(|e| text_error(&e))? else { return Ok(()) };
+    if plan.has_grammar() {
+        // The grammar keeps the least length: where it allows nothing but the end, the end must be possible.
+        job.sampling.min_tokens = 0;
+    }
+    job.warnings.clone_from(&plan.warnings);
+    job.constraint = Some(plan);
+    Ok(())
 }
 
 /// Tokenizes and checks one prompt of a text completion.
@@ -95,6 +130,7 @@ pub fn completion(model: &ServedModel, common: &Common, prompt: &Prompt, add_spe
     };
     let mut job = job(model, common, tokens, "prompt")?;
     job.output.raw = true;
+    constrain(model, common, false, &mut job)?;
     Ok(job)
 }
 
@@ -122,10 +158,20 @@ fn job(model: &ServedModel, common: &Common, prompt: Vec<TokenId>, field: &str) 
         stop_tokens: sampling.stop_tokens.clone(),
         include_stop_str: common.ends.include_stop_str,
         skip_special_tokens: common.ends.skip_special_tokens,
+        min_tokens: common.ends.min_tokens,
         ..OutputJob::default()
     };
     let own_stop_tokens = common.ends.stop_tokens.clone();
-    Ok(Job { prompt: prompt.into(), prompt_tokens, max_new_tokens, sampling, output, own_stop_tokens })
+    Ok(Job {
+        prompt: prompt.into(),
+        prompt_tokens,
+        max_new_tokens,
+        sampling,
+        output,
+        own_stop_tokens,
+        constraint: None,
+        warnings: Vec::new(),
+    })
 }
 
 /// How many tokens may be generated: absent means all that is left, and a number that does not fit is an error, so that
@@ -162,9 +208,10 @@ fn max_new_tokens(context_len: u32, prompt_tokens: u32, ends: &Ends, field: &str
 }
 
 fn end_tokens(model: &ServedModel, ends: &Ends) -> Vec<TokenId> {
-    if ends.ignore_eos {
-        return Vec::new();
-    }
+    if ends.ignore_eos { Vec::new() } else { model_ends(model) }
+}
+
+fn model_ends(model: &ServedModel) -> Vec<TokenId> {
     match model.options.end_tokens.as_slice() {
         [] => model.text.tokenizer().eos().to_vec(),
         own => own.to_vec(),
@@ -215,13 +262,23 @@ pub fn text_error(error: &TextError) -> ApiError {
     let code = match error {
         TextError::Template { .. } => Code::TemplateFailed,
         TextError::NoTemplate => Code::UnsupportedField,
+        TextError::Grammar { error, .. } => grammar_code(error),
         TextError::Stage { .. } if !error.is_request_fault() => Code::OutputStageFailed,
         _ if error.is_request_fault() => Code::InvalidValue,
         _ => Code::Internal,
     };
     let mut answer = ApiError::new(code, error.to_string());
     answer.param = error.param().map(str::to_owned);
-    answer
+    if code == Code::QueueFull { answer.retry_after_s(1) } else { answer }
+}
+
+fn grammar_code(error: &GrammarError) -> Code {
+    match error {
+        GrammarError::Schema { .. } => Code::InvalidSchema,
+        GrammarError::Grammar(_) | GrammarError::TooLarge { .. } | GrammarError::TooSlow { .. } => Code::InvalidGrammar,
+        GrammarError::Busy { .. } => Code::QueueFull,
+        GrammarError::Internal(_) => Code::Internal,
+    }
 }
 
 #[cfg(test)]

@@ -112,7 +112,7 @@ proptest! {
             for size in sizes.iter().cycle().take(64) {
                 let token = TokenLogprobs { token: 257, logprob: f32::NEG_INFINITY, top: vec![(97, -0.5)] };
                 let deltas: Vec<Delta> = rest.by_ref().take(*size).collect();
-                events.push(Piece { deltas, logprobs: vec![token], token_ids: vec![257], stopped: None });
+                events.push(Piece { deltas, logprobs: vec![token], token_ids: vec![257], stopped: None, enough: false });
             }
             events.push(Piece { deltas: rest.by_ref().collect(), ..Piece::default() });
             events

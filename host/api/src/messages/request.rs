@@ -6,8 +6,8 @@ use super::blocks;
 use crate::error::{ApiError, Code};
 use crate::translate::renamed;
 use crate::wire::ChatRequest;
-use crate::wire::chat::TOOLS_MAX;
 use crate::wire::fields::{Fields, describe, missing, wrong};
+use crate::wire::tools::TOOLS_MAX;
 
 /// Fields of the chat request, and what they are called here.
 pub const NAMES: &[(&str, &str)] = &[

@@ -4,12 +4,12 @@ use serde_json::{Map, Value, json};
 
 use crate::auth::TENANT_BYTES_MAX;
 use crate::wire::abort::REQUEST_ID_BYTES_MAX;
-use crate::wire::chat::{TOOL_NAME_BYTES_MAX, TOOLS_MAX};
 use crate::wire::common::{
     CACHE_SALT_BYTES_MAX, CHOICES_MAX, LOGIT_BIAS_MAX, MODEL_BYTES_MAX, STOP_BYTES_MAX, STOP_STRINGS_MAX,
     STOP_TOKENS_MAX, TOP_LOGPROBS_MAX,
 };
 use crate::wire::embeddings::{DIMENSIONS_MAX, INPUTS_MAX};
+use crate::wire::tools::{TOOL_NAME_BYTES_MAX, TOOLS_MAX};
 
 type Properties = Vec<(&'static str, Value)>;
 

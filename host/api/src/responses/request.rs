@@ -6,9 +6,9 @@ use super::items::{self, Turn};
 use crate::error::{ApiError, Code};
 use crate::translate::renamed;
 use crate::wire::ChatRequest;
-use crate::wire::chat::TOOLS_MAX;
 use crate::wire::common::TOP_LOGPROBS_MAX;
 use crate::wire::fields::{Fields, describe, missing, wrong};
+use crate::wire::tools::TOOLS_MAX;
 
 /// Longest id of an answer; ours are shorter.
 pub const ID_BYTES_MAX: usize = 128;

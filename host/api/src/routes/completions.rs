@@ -33,7 +33,7 @@ pub async fn post(
     let permit = state.0.admission.admit(sequences)?;
 
     let on = Arc::clone(&model);
-    let (request, jobs) = prepare::blocking(move || {
+    let (request, mut jobs) = prepare::blocking(move || {
         let jobs = request
             .prompts
             .iter()
@@ -43,7 +43,9 @@ pub async fn post(
     })
     .await?;
     let common = request.common;
-    let warnings = warnings(&state, &common.ignored, Vec::new())?;
+    // All prompts have one form: what holds for the first holds for all.
+    let unheld = jobs.first_mut().map(|job| std::mem::take(&mut job.warnings)).unwrap_or_default();
+    let warnings = warnings(&state, &common.ignored, unheld)?;
 
     let frame = frame(&state, &model, &common, "cmpl-", clock::unix_seconds());
     let prompts: Vec<Arc<[TokenId]>> =

@@ -2,9 +2,11 @@
 
 use contract::TokenId;
 use serde_json::Value;
+use text::Structure;
 
 use super::fields::{Fields, as_integer, as_number, as_string, describe, too_many, wrong};
 use super::foreign::Ignored;
+use super::structure;
 use crate::auth::TENANT_BYTES_MAX;
 use crate::error::ApiError;
 
@@ -67,6 +69,8 @@ pub struct Common {
     pub cache_salt: Option<String>,
     pub wishes: Wishes,
     pub ends: Ends,
+    /// The form that the content must have.
+    pub structure: Option<Structure>,
     pub ignored: Ignored,
 }
 
@@ -87,6 +91,7 @@ impl Common {
             cache_salt: fields.string("cache_salt", CACHE_SALT_BYTES_MAX)?,
             wishes: wishes(fields)?,
             ends: ends(fields)?,
+            structure: structure::take(fields)?,
             ignored: Ignored { foreign: Vec::new(), unknown },
         })
     }

@@ -37,6 +37,7 @@ const FOREIGN: &[&str] = &[
     "reasoning_format",
     "parse_tool_calls",
     "watermarking",
+    "guided_decoding_backend",
 ];
 
 /// A field that would change the answer if it were understood: any other value than a neutral one is an error.
@@ -52,23 +53,8 @@ const fn no(name: &'static str, neutral: &'static [&'static str], hint: &'static
     Unsupported { name, neutral, hint }
 }
 
-const CONSTRAINED: &str = "constrained output is not supported yet";
-
 const UNSUPPORTED: &[Unsupported] = &[
-    no("response_format", &[r#"{"type":"text"}"#], CONSTRAINED),
-    no("structured_outputs", &["{}"], CONSTRAINED),
-    no("structural_tag", &[], CONSTRAINED),
-    no("guided_json", &[], CONSTRAINED),
-    no("guided_regex", &[], CONSTRAINED),
-    no("guided_choice", &["[]"], CONSTRAINED),
-    no("guided_grammar", &[], CONSTRAINED),
-    no("guided_json_object", &["false"], CONSTRAINED),
-    no("guided_decoding_backend", &[], CONSTRAINED),
-    no("guided_whitespace_pattern", &[], CONSTRAINED),
-    no("regex", &[], CONSTRAINED),
-    no("ebnf", &[], CONSTRAINED),
-    no("grammar", &[r#""""#], CONSTRAINED),
-    no("json_schema", &["{}"], CONSTRAINED),
+    no("guided_whitespace_pattern", &[], ""),
     no("functions", &["[]"], "declare the functions in tools"),
     no("function_call", &[r#""auto""#, r#""none""#], "use tool_choice"),
     no("best_of", &["1"], "use n"),
@@ -78,12 +64,11 @@ const UNSUPPORTED: &[Unsupported] = &[
     no("logprob_token_ids", &["[]"], ""),
     no("allowed_token_ids", &["[]"], "use logit_bias"),
     no("bad_words", &["[]"], "use logit_bias"),
-    no("thinking_token_budget", &[], ""),
-    no("thinking_budget_tokens", &[], ""),
-    no("reasoning_budget_tokens", &["-1"], ""),
-    no("include_reasoning", &["true"], "reasoning is always sent in its own field"),
-    no("separate_reasoning", &["true"], "reasoning is always sent in its own field"),
-    no("reasoning", &["{}"], "use reasoning_effort or chat_template_kwargs"),
+    no(
+        "separate_reasoning",
+        &["true"],
+        "reasoning is always sent in its own field, or with include_reasoning false not at all",
+    ),
     no("chat_template", &[r#""""#], "the template belongs to the server's settings"),
     no("use_beam_search", &["false"], ""),
     no("length_penalty", &["1"], ""),

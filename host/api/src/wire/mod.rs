@@ -11,8 +11,11 @@ pub mod foreign;
 mod messages;
 pub mod parse;
 pub(crate) mod reply;
+pub mod structure;
 #[cfg(test)]
 mod tests;
+pub mod thinking;
+pub mod tools;
 
 pub use chat::ChatRequest;
 pub use completion::CompletionRequest;

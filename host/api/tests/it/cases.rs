@@ -35,25 +35,43 @@ async fn api_01_usage_in_stream() {
     assert!(totals.is_sorted() && totals.last() == Some(&3), "{totals:?}");
 }
 
-/// The two choices that need no grammar; `required` and a named function are refused until they can be enforced.
 #[tokio::test]
 async fn api_03_finish_reason_matrix() {
     let server = server(json!({"text": CALL, "finish": "stop"}));
-    let auto = || json!({"tools": weather_tools(), "tool_choice": "auto"});
-    let plain = server.chat(auto()).await;
-    let choice = &plain["choices"][0];
-    assert_eq!(choice["finish_reason"], "tool_calls");
-    assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], r#"{"city":"Oslo"}"#);
-    assert_eq!(choice["message"]["content"], Value::Null);
-    let stream = server.stream(auto()).await;
-    assert_eq!((stream.finish_reason(0).as_str(), stream.calls(0).len()), ("tool_calls", 1));
     let named = json!({"type": "function", "function": {"name": "get_weather"}});
-    for tool_choice in [json!("required"), named] {
-        let body = hi(json!({"tools": weather_tools(), "tool_choice": tool_choice}));
-        let answer = server.post("/v1/chat/completions", &body).await;
-        assert_eq!((answer.status.as_u16(), answer.error_code().as_str()), (400, "unsupported_field"));
-        assert_eq!(answer.json()["error"]["param"], "tool_choice");
+    for (tool_choice, finish_reason) in
+        [(json!("auto"), "tool_calls"), (json!("required"), "tool_calls"), (named, "stop")]
+    {
+        let fields = || json!({"tools": weather_tools(), "tool_choice": tool_choice});
+        let plain = server.chat(fields()).await;
+        let choice = &plain["choices"][0];
+        assert_eq!(choice["finish_reason"], finish_reason, "{tool_choice}");
+        assert_eq!(choice["message"]["tool_calls"].as_array().map(Vec::len), Some(1));
+        assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], r#"{"city":"Oslo"}"#);
+        assert_eq!(choice["message"]["content"], Value::Null);
+        let stream = server.stream(fields()).await;
+        assert_eq!((stream.finish_reason(0).as_str(), stream.calls(0).len()), (finish_reason, 1), "{tool_choice}");
     }
+}
+
+/// A scripted model that says no call breaks the grammar, and the answer is an error, streamed and not. A real one
+/// cannot say it.
+#[tokio::test]
+async fn api_04_required_without_call() {
+    let server = server(json!({"text": "Hello there.", "finish": "stop"}));
+    let fields = json!({"tools": weather_tools(), "tool_choice": "required"});
+    let plain = server.post("/v1/chat/completions", &hi(fields.clone())).await;
+    assert_eq!((plain.status.as_u16(), plain.error_code().as_str()), (500, "script_violates_grammar"));
+    assert!(plain.error_message().contains("token 0 of the script"), "{}", plain.error_message());
+    let mut streamed = hi(fields);
+    streamed["stream"] = json!(true);
+    let answer = server.post("/v1/chat/completions", &streamed).await;
+    // The prompt's computation began, so the headers may be out; then the error is the stream's one event.
+    let error = match answer.status.as_u16() {
+        200 => Stream::read(&answer).error.expect("an error event"),
+        _ => answer.json()["error"].clone(),
+    };
+    assert_eq!(error["code"], "script_violates_grammar");
 }
 
 #[tokio::test]

@@ -9,13 +9,15 @@ use axum::http::{HeaderMap, Method, Request, StatusCode};
 use backend::load::LoadOptions;
 use backend_script::{Script, ScriptBackend};
 use contract::output::{
-    CallKind, Constraint, EndReason, OutputEvent, OutputStage, Requirements, StageRequest, StageSession, ToolChoice,
+    CallKind, Channel, Constraint, EndReason, OutputEvent, OutputStage, ReasoningSpan, Requirements, StageRequest,
+    StageSession, ToolChoice,
 };
 use contract::template::{ChatTemplate, Rendered};
 use contract::{PluginError, Severity, TokenId};
 use engine::{EngineConfig, EngineParts, Handle};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
+use text::grammar::{Compiler, Limits, Metrics};
 use text::{ByteVocabToken, TextModel, TextModelParts, Tokenizer};
 use tower::ServiceExt;
 
@@ -26,6 +28,15 @@ pub struct Setup {
     pub model: ModelOptions,
     pub keys: Keys,
     pub load: LoadOptions,
+    /// In place of the small tool stage.
+    pub stages: Option<Vec<Arc<dyn OutputStage>>>,
+    /// Rendered behind the messages: what the template leaves open.
+    pub turn_prefix: &'static str,
+}
+
+/// The small tool stage.
+pub fn calls_stage() -> Vec<Arc<dyn OutputStage>> {
+    vec![Arc::new(Calls(Requirements { tool_schemas: true, ..Requirements::default() }))]
 }
 
 pub struct TestServer {
@@ -68,13 +79,13 @@ pub fn serve(script: Value, setup: Setup) -> TestServer {
     let extra = script.vocabulary().into_iter().map(|(bytes, added)| ByteVocabToken { bytes, added }).collect();
     let parts = TextModelParts {
         tokenizer: Tokenizer::from_bytes_vocab(extra),
-        template: Some(Arc::new(Plain)),
-        stages: vec![Arc::new(Calls(Requirements::default()))],
+        template: Some(Arc::new(Plain { turn_prefix: setup.turn_prefix })),
+        stages: setup.stages.unwrap_or_else(calls_stage),
     };
     let model = ServedModel {
         name: "scripted".into(),
         root: "script:test".into(),
-        text: Arc::new(TextModel::new(parts).expect("the text side loads")),
+        text: Arc::new(text_model(parts)),
         engine: engine.clone(),
         options: ModelOptions { prompt_rule: Some(Arc::new(Counted(script))), ..setup.model },
     };
@@ -82,6 +93,13 @@ pub fn serve(script: Value, setup: Setup) -> TestServer {
     let state = ApiState::new(setup.options, setup.keys, store);
     state.open(Loaded { models: vec![model], registry, plugins: Arc::new(NoPlugins) }).expect("one model");
     TestServer { router: router(state.clone()), state, engine }
+}
+
+fn text_model(parts: TextModelParts) -> TextModel {
+    let vocabulary = parts.tokenizer.vocabulary();
+    let grammars = Compiler::new(vocabulary, Limits::default(), Metrics::default()).expect("threads start");
+    let model = TextModel::new(parts).expect("the text side loads");
+    model.with_grammars(Arc::new(grammars)).expect("one stage gives a grammar")
 }
 
 impl TestServer {
@@ -237,7 +255,9 @@ impl PromptRule for Counted {
 }
 
 /// `role: content` lines; a system message that says "refuse" fails, as templates may.
-struct Plain;
+struct Plain {
+    turn_prefix: &'static str,
+}
 
 impl ChatTemplate for Plain {
     fn name(&self) -> &str {
@@ -258,7 +278,80 @@ impl ChatTemplate for Plain {
             Some(name) => vec![("unread-kwargs".to_owned(), name.clone())],
             None => Vec::new(),
         };
-        Ok(Rendered { prompt, ext, ..Rendered::default() })
+        prompt += self.turn_prefix;
+        Ok(Rendered { prompt, ext, turn_prefix: self.turn_prefix.to_owned(), ..Rendered::default() })
+    }
+}
+
+/// Splits what stands before `</think>` off as reasoning, when the prompt or the text opened it.
+pub struct Think(pub Requirements);
+
+impl Think {
+    pub fn new(forced_close: &str) -> Arc<dyn OutputStage> {
+        let markers = vec!["<think>".to_owned(), "</think>".to_owned()];
+        let span = ReasoningSpan {
+            open: markers[0].clone(),
+            close: markers[1].clone(),
+            forced_close: forced_close.to_owned(),
+        };
+        Arc::new(Self(Requirements { markers, reasoning: vec![span], ..Requirements::default() }))
+    }
+}
+
+impl OutputStage for Think {
+    fn name(&self) -> &str {
+        "think"
+    }
+
+    fn requirements(&self) -> &Requirements {
+        &self.0
+    }
+
+    fn constrain(&self, _: &StageRequest) -> Result<Option<Constraint>, PluginError> {
+        Ok(None)
+    }
+
+    fn open(&self, request: &StageRequest) -> Result<Box<dyn StageSession>, PluginError> {
+        let markers = request.markers.iter().map(|marker| marker.token).collect();
+        Ok(Box::new(ThinkSession { markers, inside: request.turn_prefix.ends_with("<think>"), trim: false }))
+    }
+}
+
+/// Markers are tokens in these scripts.
+struct ThinkSession {
+    markers: Vec<Option<TokenId>>,
+    inside: bool,
+    /// White space between the reasoning and the answer is nobody's.
+    trim: bool,
+}
+
+impl StageSession for ThinkSession {
+    fn feed(&mut self, events: Vec<OutputEvent>) -> Result<Vec<OutputEvent>, PluginError> {
+        let mut out = Vec::new();
+        for event in events {
+            match event {
+                OutputEvent::Text { token: Some(token), .. } if Some(&Some(token)) == self.markers.first() => {
+                    self.inside = true;
+                }
+                OutputEvent::Text { token: Some(token), .. } if Some(&Some(token)) == self.markers.get(1) => {
+                    (self.inside, self.trim) = (false, true);
+                }
+                OutputEvent::Text { text, token, .. } if self.inside => {
+                    out.push(OutputEvent::Text { channel: Channel::Reasoning, text, token });
+                }
+                OutputEvent::Text { text, token, channel } if self.trim => {
+                    let text = text.trim_start().to_owned();
+                    self.trim = text.is_empty();
+                    out.push(OutputEvent::Text { channel, text, token });
+                }
+                other => out.push(other),
+            }
+        }
+        Ok(out)
+    }
+
+    fn finish(&mut self, _: EndReason) -> Result<Vec<OutputEvent>, PluginError> {
+        Ok(Vec::new())
     }
 }
 
@@ -275,8 +368,29 @@ impl OutputStage for Calls {
         &self.0
     }
 
-    fn constrain(&self, _: &StageRequest) -> Result<Option<Constraint>, PluginError> {
-        Ok(None)
+    fn constrain(&self, request: &StageRequest) -> Result<Option<Constraint>, PluginError> {
+        let must_call = matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
+        if !must_call && !request.tools.iter().any(|tool| tool.strict) {
+            return Ok(None);
+        }
+        let allowed = |name: &str| match &request.tool_choice {
+            ToolChoice::Named(only) => name == only,
+            ToolChoice::Allowed(names) => names.iter().any(|allowed| allowed == name),
+            _ => true,
+        };
+        let body = |tool: &contract::output::Tool| {
+            let head = json!(format!("{{\"name\": \"{}\", \"arguments\": ", tool.name));
+            format!("{head} %json {} \"}}\"", tool.schema_json.as_deref().unwrap_or("{}"))
+        };
+        let bodies: Vec<String> = request.tools.iter().filter(|tool| allowed(&tool.name)).map(body).collect();
+        let call = format!("rest: \"\\n\" body \"\\n</tool_call>\"\nbody: {}\n", bodies.join(" | "));
+        let start = match (must_call, request.parallel_calls) {
+            (true, true) => "start: \"<tool_call>\" rest (\"\\n<tool_call>\" rest)*\n".to_owned(),
+            (true, false) => "start: \"<tool_call>\" rest\n".to_owned(),
+            (false, _) => "start: (before rest)* TAIL\nbefore[suffix=\"<tool_call>\"]: /(?s:.*)/\nTAIL: ~/(?s:.*)<tool_call>(?s:.*)/\n".to_owned(),
+        };
+        let (language, start_at) = ("lark".to_owned(), contract::output::StartAt::AfterReasoning);
+        Ok(Some(Constraint { start: start_at, language, grammar: start + &call }))
     }
 
     fn open(&self, request: &StageRequest) -> Result<Box<dyn StageSession>, PluginError> {

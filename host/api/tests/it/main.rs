@@ -7,4 +7,6 @@ mod fixture;
 mod messages;
 mod refusals;
 mod responses;
+mod structured;
 mod surface;
+mod thinking;

@@ -27,6 +27,8 @@ pub struct WiredEngine {
     pub plan: MemoryPlan,
     pub asked: LoadOptions,
     pub files: ModelFiles,
+    /// Compiles what answers are held to, over the tokenizer of these files.
+    pub grammars: Arc<grammar::Compiler>,
     /// Where the weights came from.
     pub source: String,
     /// What kind of model it is, for people.
@@ -83,7 +85,8 @@ pub fn start(settings: &EngineSettings, plugins: &Plugins, registry: &mut Regist
     let graphs = backend.caps().graphs.iter().map(|&(rows, _)| rows).collect();
     let handle = engine::start(EngineParts { backend, policy, config: engine_config(settings) }, registry)?;
     let source = settings.source.to_string();
-    Ok(WiredEngine { handle, plan, asked, files, source, family, scheduler, graphs, warnings })
+    let grammars = grammars(&settings.name, &files.tokenizer, registry)?;
+    Ok(WiredEngine { handle, plan, asked, files, grammars, source, family, scheduler, graphs, warnings })
 }
 
 fn engine_config(settings: &EngineSettings) -> EngineConfig {
@@ -94,6 +97,12 @@ fn engine_config(settings: &EngineSettings) -> EngineConfig {
         prefix_cache: settings.prefix_caching,
         ..defaults
     }
+}
+
+fn grammars(engine: &str, tokenizer: &Tokenizer, registry: &mut Registry) -> anyhow::Result<Arc<grammar::Compiler>> {
+    let metrics = grammar::Metrics::register(registry, engine);
+    let compiler = grammar::Compiler::new(tokenizer.vocabulary(), grammar::Limits::default(), metrics);
+    Ok(Arc::new(compiler.context("the grammar compiler")?))
 }
 
 fn load_script(path: &Path, settings: &EngineSettings, asked: &LoadOptions) -> anyhow::Result<LoadedBackend> {

@@ -42,6 +42,7 @@ pub fn open(settings: &ModelSettings, engine: &WiredEngine, plugins: &Plugins) -
     let generation = generation::read(settings, files)?;
     let options = ModelOptions {
         max_model_len: settings.max_model_len,
+    let text = text.with_grammars(Arc::clone(&engine.grammars))?;
         sampling: generation.sampling,
         end_tokens: generation.end_tokens,
         reasoning_field: settings.reasoning_field,

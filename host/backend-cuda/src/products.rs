@@ -130,20 +130,32 @@ fn few_rows_shared(tiles: usize, silu: bool) -> u32 {
     (WARPS * tiles * 8 * (matrices * TILE_ROWS + 1) * size_of::<f32>()) as u32
 }
 
-/// Steps of 16 bytes a thread that `few_rows_fp8` has on the way. Before 8.0 copies are not asynchronous and shared memory
-/// is small.
-fn ring_depth(arch: u32, silu: bool) -> usize {
-    match (arch, silu) {
-        (..80, _) => 2,
-        (_, true) => 4,
-        (_, false) => 8,
-    }
+/// Warps of a block of `few_rows_fp8`, and the steps of 16 bytes that each of its threads has on the way.
+struct Ring {
+    warps: usize,
+    depth: usize,
 }
 
-/// Shared memory of `few_rows_fp8`: the weights on the way beside the partial sums.
-fn ring_shared(arch: u32, tiles: usize, silu: bool) -> u32 {
-    let matrices = if silu { 2 } else { 1 };
-    (ring_depth(arch, silu) * 2 * matrices * WARPS * 32 * 16) as u32 + few_rows_shared(tiles, silu)
+impl Ring {
+    fn new(arch: u32, role: Role) -> Self {
+        match (arch, role) {
+            // Before 8.0 copies are not asynchronous and shared memory is small.
+            (..80, _) => Self { warps: 8, depth: 2 },
+            (_, Role::GateUp) => Self { warps: 8, depth: 4 },
+            (_, Role::Qkv | Role::Out | Role::Down) => Self { warps: 8, depth: 8 },
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        (self.warps * 32) as u32
+    }
+
+    /// The weights on the way beside the partial sums.
+    fn shared_bytes(&self, tiles: usize, role: Role) -> u32 {
+        let matrices = if matches!(role, Role::GateUp) { 2 } else { 1 };
+        let partial = self.warps * tiles * 8 * (matrices * TILE_ROWS + 1) * size_of::<f32>();
+        (self.depth * 2 * matrices * self.warps * 32 * 16 + partial) as u32
+    }
 }
 
 fn compile_few_rows(compiler: &mut Compiler<'_>) -> Result<Vec<[Kernel; 4]>, BackendError> {
@@ -165,11 +177,13 @@ fn compile_fp8(compiler: &mut Compiler<'_>, scales: Fp8Scales) -> Result<Fp8Kern
     let mut few_rows = Vec::new();
     for tiles in TILES {
         let mut kernel = |role: Role| {
-            let ((mode, x), silu) = (role.flags(), matches!(role, Role::GateUp));
-            let flags =
-                [("NT", tiles), ("MODE", mode), ("SCALES", groups), ("X", x), ("DEPTH", ring_depth(arch, silu))];
-            let kernel = compiler.kernel(kernels::FEW_ROWS_FP8, &flags)?;
-            kernel.allow_shared(ring_shared(arch, tiles, silu))?;
+            let ((mode, x), ring) = (role.flags(), Ring::new(arch, role));
+            let shape = [("NT", tiles), ("DEPTH", ring.depth), ("WARPS", ring.warps)];
+            let kernel = compiler.kernel(
+                kernels::FEW_ROWS_FP8,
+                &[&shape[..], &[("MODE", mode), ("SCALES", groups), ("X", x)]].concat(),
+            )?;
+            kernel.allow_shared(ring.shared_bytes(tiles, role))?;
             Ok(kernel)
         };
         let [a, b, c, d] = Role::ALL;
@@ -467,8 +481,8 @@ impl Forward<'_> {
             .int(k);
         let tile = tile_of(m);
         let blocks = (n.div_ceil(TILE_ROWS) as u32).min(self.device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR);
-        let silu = matches!(role, Role::GateUp);
-        let shape = Shape::new(blocks, 256).shared(ring_shared(self.device.arch, TILES[tile], silu));
+        let ring = Ring::new(self.device.arch, role);
+        let shape = Shape::new(blocks, ring.threads()).shared(ring.shared_bytes(TILES[tile], role));
         self.fp8_kernels().few_rows[tile][role as usize].launch(self.device, shape, args)
     }
 

@@ -9,8 +9,8 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(u16 *attende
                                                                     const RunInfo *runs) {
     // The runs were complete long before the previous kernel.
     RunInfo run = runs[blockIdx.x];
-    wait_previous();
     start_next();
+    wait_previous();
     if (run.splits == 0) return;
     int head = blockIdx.y, d = threadIdx.x;
     auto part = [&](int s) { return (run.item0 + s * KV_HEADS + head / GROUP) * (long long)GROUP + head % GROUP; };

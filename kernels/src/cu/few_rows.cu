@@ -57,8 +57,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(void *out, con
     int chunk = warp * CHUNK;
 #pragma unroll
     for (int i = 0; i < BLOCKS; i++) load_weights(i, chunk + i * 32);
-    wait_previous();
     start_next();
+    wait_previous();
 #pragma unroll
     for (int i = 0; i < BLOCKS; i++) load_x(i, chunk + i * 32);
     for (; chunk < k; chunk += WARPS * CHUNK) {

@@ -3,7 +3,7 @@
 // Shapes: x [m, k] f16 (or the model's 16-bit type, see X), W [n, k] e4m3 row-major, out [m, n]. As in few_rows.cu weights
 // are the A operand of the matrix instruction and every token is a column of its own, so its result is bitwise the same
 // for every m; codes become f16 exactly, with one instruction a pair on cards that have it. A quad's thread reads 16 bytes,
-// 16 consecutive k of a row, and feeds them as four k16 steps; x is read in the same order. Eight warps share a tile of 16
+// 16 consecutive k of a row, and feeds them as four k16 steps; x is read in the same order. WARPS warps share a tile of 16
 // weight rows and take turns at 128 k; partial sums meet in shared memory and are added in warp order.
 //
 // A block works through the tiles blockIdx.x, + gridDim.x, ...; each thread copies what it will multiply to a ring of its
@@ -11,10 +11,10 @@
 //
 // Build flags: NT = n8 tiles of tokens (m <= 8 NT). MODE = 0 store 16 bits, 1 add to the residual, 2 silu(gate) * up as
 // f16 times ACT_SCALE, 3 store f32. SCALES = 0: scales[n]; 1: scales[n / 16][k / 128], the products of 128 k are then
-// summed apart and scaled before they join the others. X = 0: x is f16; 1: bf16, made f16 here; 2: f16 times ACT_SCALE. DEPTH.
+// summed apart and scaled before they join the others. X = 0: x is f16; 1: bf16, made f16 here; 2: f16 times ACT_SCALE. DEPTH,
+// WARPS.
 #include "prelude.cuh"
 
-#define WARPS 8
 #define THREADS (WARPS * WARP)
 #define WIDTH 16  // k of one 16-byte read
 #define STEP 64   // k of a quad's read
@@ -78,8 +78,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows_fp8(void *out, co
     // Weights do not depend on the previous kernel: the first are on their way before we wait for it.
 #pragma unroll
     for (int i = 0; i < DEPTH; i++) request();
-    wait_previous();
     start_next();
+    wait_previous();
 
     int slot = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {

@@ -20,8 +20,8 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *
 #pragma unroll
     for (int j = 0; j < KEPT; j++)
         if (threadIdx.x + 256 * j < chunks) g[j] = load16(w + 8 * (threadIdx.x + 256 * j));
-    wait_previous();
     start_next();
+    wait_previous();
     long long row = pick ? pick[blockIdx.x] : blockIdx.x;
     const u16 *from = h + row * hidden;
     float sum = 0.f;

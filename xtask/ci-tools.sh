@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
-# What `cargo xtask test` wants beyond Rust, a C compiler and Python: the guest toolchain, from Debian's own packages.
+# What `cargo xtask test` wants beyond Rust, a C compiler and Python, from Debian's own packages: the guest toolchain,
+# Python's virtual environments and Node for the clients.
 set -euo pipefail
+wanted=()
+python3 -c 'import ensurepip' 2>/dev/null || wanted+=(python3-venv)
+command -v node >/dev/null && command -v npm >/dev/null || wanted+=(nodejs npm)
 if ! rustup target list --installed 2>/dev/null | grep -qx wasm32-unknown-unknown; then
-  missing=()
-  for package in rustc-web cargo-web rust-web-src lld-19; do
-    dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")
-  done
-  if [ ${#missing[@]} -gt 0 ]; then
-    apt-get update -qq
-    apt-get install -y -qq "${missing[@]}"
-  fi
+  wanted+=(rustc-web cargo-web rust-web-src lld-19)
+fi
+missing=()
+for package in "${wanted[@]}"; do
+  dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  apt-get update -qq
+  apt-get install -y -qq "${missing[@]}"
 fi

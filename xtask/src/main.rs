@@ -1,6 +1,7 @@
 //! Automation in Rust: `cargo xtask <command>`. Run without a command for the list.
 
 mod bench;
+mod clients;
 mod demo;
 mod fuzz;
 mod kernels;
@@ -22,6 +23,7 @@ cargo xtask plugins         rebuild the bundled components into plugins/dist
 cargo xtask plugin DIR      build the plugin in a folder: DIR/NAME.wasm and DIR/NAME.toml
 cargo xtask plugins --check compare plugins/dist with the sources it was built from
 cargo xtask tidy            repository rules: imports, lengths, environment reads, fresh components
+cargo xtask clients [ARGS]  client packages, routers and schemathesis against the built server (pytest's arguments)
 cargo xtask kernels         every CUDA kernel compiled for every card, with NVRTC from PyPI
 cargo xtask fuzz [SECONDS]  run every fuzz target (60 seconds each)
 cargo xtask sim --policy NAME [--trace FILE] [...]
@@ -53,6 +55,7 @@ fn run() -> Result<()> {
         ["plugins", "--check"] => plugins::run(&root, true),
         ["plugin", dir] => plugins::build_one(&root, Path::new(dir)),
         ["tidy"] => tidy::run(&root),
+        ["clients", rest @ ..] => clients::run(&root, rest),
         ["kernels"] => kernels::run(&root),
         ["fuzz"] => fuzz::run(&root, 60),
         ["fuzz", seconds] => fuzz::run(&root, seconds.parse()?),

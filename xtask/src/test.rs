@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::process::{Step, cargo, has};
-use crate::{demo, fuzz, kernels, plugins, tidy};
+use crate::{clients, demo, fuzz, kernels, plugins, tidy};
 
 /// Seconds per fuzz target.
 const FUZZ_SECONDS: u32 = 60;
@@ -27,6 +27,7 @@ pub fn run(root: &Path) -> Result<()> {
     stage.run("model", || demo::fetch_model(root).map(drop))?;
     stage.run("host", || tests(root))?;
     stage.run("plugins, rebuilt", || plugins::rebuild_and_test(root))?;
+    stage.run("clients", || clients::run(root, &[]))?;
     stage.run("kernels", || kernels::run(root))?;
     stage.run("fuzz", || fuzz::run(root, FUZZ_SECONDS))?;
     stage.report();

@@ -2,6 +2,7 @@
 
 mod cases;
 mod chat;
+mod choosing;
 mod config;
 mod errors;
 mod folder;

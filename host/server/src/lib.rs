@@ -9,6 +9,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod choose;
 pub mod cli;
 pub mod config;
 pub mod device;

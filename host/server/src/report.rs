@@ -95,13 +95,12 @@ impl Report {
 
     pub(crate) fn model(&mut self, settings: &ModelSettings, engine: &str, wired: &WiredModel) {
         let served = &wired.served;
-        let chain = if settings.output.is_empty() { "none".to_string() } else { settings.output.join(" -> ") };
         self.line(format_args!(
             "model `{}` over engine `{engine}`: context {} tokens",
             settings.name,
             served.context_len()
         ));
-        self.line(format_args!("  chat template: {}; output stages: {chain}", wired.template));
+        self.line(format_args!("  chat template: {}; output stages: {}", wired.template, wired.stages));
         self.line(format_args!("  sampling: {} (from {})", sampling(&served.options.sampling), wired.sampling_from));
         let ends = match served.options.end_tokens.as_slice() {
             [] => served.text.tokenizer().eos(),

@@ -96,6 +96,8 @@ pub struct ModelSettings {
     pub engine: usize,
     /// The chain of output stages.
     pub output: Vec<String>,
+    /// No chain was named, not even an empty one: the model's template decides.
+    pub choose_output: bool,
     pub chat_template: Option<String>,
     pub template_kwargs: Map<String, Value>,
     pub generation_config: GenerationConfig,
@@ -394,6 +396,7 @@ fn read_model(table: &ModelTable, engines: &[EngineSettings]) -> anyhow::Result<
             name: table.name.clone(),
             engine,
             output,
+            choose_output: table.output.is_none(),
             chat_template: table.chat_template.clone(),
             template_kwargs: json_object(table.template_kwargs.as_ref())?,
             generation_config: match table.generation_config.as_deref() {

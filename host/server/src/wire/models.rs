@@ -13,6 +13,7 @@ use super::engines::{ModelFiles, WiredEngine};
 use super::plugins::{Plugins, read_template};
 use super::script::ScriptRule;
 use super::{TEMPLATE_PLUGIN, generation};
+use crate::choose::choose;
 use crate::settings::ModelSettings;
 
 /// A model that can be served, and what was decided about it.
@@ -20,6 +21,8 @@ pub struct WiredModel {
     pub served: ServedModel,
     /// Which template, for people.
     pub template: String,
+    /// The chain of output stages and who chose it, for people.
+    pub stages: String,
     /// Where the sampling defaults came from.
     pub sampling_from: String,
     pub warnings: Vec<String>,
@@ -28,21 +31,22 @@ pub struct WiredModel {
 pub fn open(settings: &ModelSettings, engine: &WiredEngine, plugins: &Plugins) -> anyhow::Result<WiredModel> {
     let files = &engine.files;
     let (template, template_text) = template(settings.chat_template.as_deref(), files, plugins)?;
-    let mut stages = Vec::with_capacity(settings.output.len());
-    for word in &settings.output {
+    let mut warnings = Vec::new();
+    let chain = chain(settings, files, &mut warnings)?;
+    let mut stages = Vec::with_capacity(chain.len());
+    for word in &chain {
         stages.push(plugins.stage(word, &files.tokenizer).with_context(|| format!("output stage `{word}`"))?);
     }
-    let mut warnings = Vec::new();
     if template.is_none() {
         warnings
             .push("the model has no chat template: chat requests will be refused; give --chat-template".to_string());
     }
     let text = TextModel::new(TextModelParts { tokenizer: files.tokenizer.clone(), template, stages })?;
+    let text = text.with_grammars(Arc::clone(&engine.grammars))?;
     warnings.extend(text.warnings().iter().cloned());
     let generation = generation::read(settings, files)?;
     let options = ModelOptions {
         max_model_len: settings.max_model_len,
-    let text = text.with_grammars(Arc::clone(&engine.grammars))?;
         sampling: generation.sampling,
         end_tokens: generation.end_tokens,
         reasoning_field: settings.reasoning_field,
@@ -56,7 +60,26 @@ pub fn open(settings: &ModelSettings, engine: &WiredEngine, plugins: &Plugins) -
         engine: engine.handle.clone(),
         options,
     };
-    Ok(WiredModel { served, template: template_text, sampling_from: generation.from, warnings })
+    let stages = match (chain.as_slice(), settings.choose_output) {
+        ([], _) => "none".to_string(),
+        (chain, true) => format!("{} (chosen by the template)", chain.join(" -> ")),
+        (chain, false) => chain.join(" -> "),
+    };
+    Ok(WiredModel { served, template: template_text, stages, sampling_from: generation.from, warnings })
+}
+
+/// The output stages that the operator names, else those that the template and the tokenizer speak for.
+fn chain(settings: &ModelSettings, files: &ModelFiles, warnings: &mut Vec<String>) -> anyhow::Result<Vec<String>> {
+    if !settings.choose_output {
+        return Ok(settings.output.clone());
+    }
+    let source = match settings.chat_template.as_deref() {
+        Some(file) if file.ends_with(".jinja") => Some(read_template(Path::new(file))?),
+        _ => files.template.clone(),
+    };
+    let choice = choose(source.as_deref(), |text| files.tokenizer.added_token(text).is_some());
+    warnings.extend(choice.doubt);
+    Ok(choice.stages)
 }
 
 /// The template of a name: what the operator says, else the model's own source in the Jinja plugin.

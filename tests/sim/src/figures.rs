@@ -82,14 +82,14 @@ pub struct Deadlines {
     pub missed_of_feasible: usize,
 }
 
-/// Offline: every arrival is known, a prompt is computed at full speed and can be interrupted at any time, and who cannot
-/// be in time any more is dropped. No scheduler that works in steps can be better.
-pub fn deadlines(jobs: &[Job], outcomes: &[&Outcome], cost: &StepCost) -> Option<Deadlines> {
+/// Offline: every arrival is known, a prompt can be interrupted at any time, and who cannot be in time any more is dropped.
+/// Prompts have `share` of the device; the rest goes to decoding and to what a step costs before its first row.
+pub fn deadlines(jobs: &[Job], outcomes: &[&Outcome], cost: &StepCost, share: f64) -> Option<Deadlines> {
     let asked: Vec<usize> = (0..jobs.len()).filter(|&n| jobs[n].deadline_ms.is_some()).collect();
     if asked.is_empty() {
         return None;
     }
-    let met = offline(jobs, &asked, cost);
+    let met = offline(jobs, &asked, cost, share);
     let late = |outcome: &Outcome| {
         let due_us = jobs[outcome.job].deadline_ms.unwrap_or(f64::INFINITY) * 1e3;
         outcome.first_us.is_none_or(|first_us| (first_us - outcome.arrived_us) as f64 > due_us)
@@ -99,7 +99,7 @@ pub fn deadlines(jobs: &[Job], outcomes: &[&Outcome], cost: &StepCost) -> Option
     Some(Deadlines { asked: asked.len(), feasible: met.len(), missed: missed.len(), missed_of_feasible })
 }
 
-fn offline(jobs: &[Job], asked: &[usize], cost: &StepCost) -> Vec<usize> {
+fn offline(jobs: &[Job], asked: &[usize], cost: &StepCost, share: f64) -> Vec<usize> {
     let due_ms = |n: usize| jobs[n].at_ms + jobs[n].deadline_ms.unwrap_or(f64::INFINITY);
     // (due, job, work left), the earliest first.
     let mut open: Vec<(f64, usize, f64)> = Vec::new();
@@ -119,7 +119,7 @@ fn offline(jobs: &[Job], asked: &[usize], cost: &StepCost) -> Vec<usize> {
     };
     for &n in asked {
         run(&mut open, jobs[n].at_ms);
-        let work_ms = cost.rows_us(0, jobs[n].prompt) / 1e3;
+        let work_ms = cost.rows_us(0, jobs[n].prompt) / 1e3 / share;
         let due = due_ms(n);
         let at = open.partition_point(|other| other.0 <= due);
         open.insert(at, (due, n, work_ms));
@@ -145,7 +145,7 @@ mod tests {
         let cost = StepCost { fixed_us: 0, row_ns: 1_000_000, context_ps: 0 };
         let outcomes =
             [1u64, 2, 3].map(|n| Outcome { job: n as usize - 1, first_us: Some(120_000), ..Outcome::default() });
-        let found = deadlines(&jobs, &outcomes.iter().collect::<Vec<_>>(), &cost);
+        let found = deadlines(&jobs, &outcomes.iter().collect::<Vec<_>>(), &cost, 1.0);
         assert_eq!(found, Some(Deadlines { asked: 3, feasible: 2, missed: 2, missed_of_feasible: 1 }));
     }
 

@@ -74,7 +74,7 @@ pub fn read(path: &Path) -> Result<Vec<Job>> {
 }
 
 /// Seeded processes by name.
-pub const SCENARIOS: [&str; 5] = ["mixed", "tenants", "one-tenant", "deadlines", "chat"];
+pub const SCENARIOS: [&str; 5] = ["mixed", "equal-tenants", "tenants", "deadlines", "chat"];
 
 /// `load` is the share of the device that prompts would keep busy; `row_us` what a token of prompt costs.
 pub fn scenario(name: &str, seed: u64, seconds: f64, load: f64, row_us: f64) -> Result<Vec<Job>> {
@@ -82,7 +82,7 @@ pub fn scenario(name: &str, seed: u64, seconds: f64, load: f64, row_us: f64) -> 
     let mut jobs = match name {
         "mixed" => mixed(&mut rng, seconds),
         "tenants" => tenants(&mut rng, seconds, load, row_us, 10.0),
-        "one-tenant" => tenants(&mut rng, seconds, load, row_us, 0.0),
+        "equal-tenants" => tenants(&mut rng, seconds, load, row_us, 1.0),
         "deadlines" => deadlines(&mut rng, seconds, load, row_us),
         "chat" => chat(&mut rng, seconds, load, row_us),
         _ => bail!("unknown scenario `{name}`; there are {SCENARIOS:?}"),
@@ -117,10 +117,10 @@ fn poisson(rng: &mut Rng, seconds: f64, mean_ms: f64, mut job: impl FnMut(&mut R
     }
 }
 
-/// A tenant at a tenth of the load, and beside it one with `times` its requests.
+/// Two tenants that would share the load, but one sends `times` as many requests as the other.
 fn tenants(rng: &mut Rng, seconds: f64, load: f64, row_us: f64, times: f64) -> Vec<Job> {
     let mean_prompt = 600.0;
-    let light_ms = mean_prompt * row_us * 1e-3 / (load / 10.0);
+    let light_ms = mean_prompt * row_us * 1e-3 / (load / 2.0);
     let job = |tenant: &'static str| {
         move |rng: &mut Rng, at_ms: f64| Job {
             tenant: tenant.into(),
@@ -128,9 +128,7 @@ fn tenants(rng: &mut Rng, seconds: f64, load: f64, row_us: f64, times: f64) -> V
         }
     };
     let mut jobs = poisson(rng, seconds, light_ms, job("light"));
-    if times > 0.0 {
-        jobs.extend(poisson(rng, seconds, light_ms / times, job("heavy")));
-    }
+    jobs.extend(poisson(rng, seconds, light_ms / times, job("heavy")));
     jobs
 }
 

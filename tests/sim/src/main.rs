@@ -98,10 +98,13 @@ fn figures(args: &Args, jobs: &[load::Job], fleet: &Fleet) -> Value {
         counts.fallbacks += replica.counts.fallbacks;
         counts.preemptions += replica.counts.preemptions;
         counts.busy_us += replica.counts.busy_us;
+        counts.prompt_us += replica.counts.prompt_us;
     }
     let busy = counts.busy_us as f64 / (fleet.end_us().max(1) as f64 * fleet.replicas.len() as f64);
     let services: Vec<f64> = groups.values().map(|group| group.service).collect();
-    let found = deadlines(jobs, &outcomes, &args.device.cost).map(|found| {
+    // While prompts wait the device is busy, so their share of its busy time is their speed.
+    let share = (counts.prompt_us / counts.busy_us.max(1) as f64).clamp(0.01, 1.0);
+    let found = deadlines(jobs, &outcomes, &args.device.cost, share).map(|found| {
         json!({
             "asked": found.asked,
             "met_by_offline_edf": found.feasible,

@@ -11,7 +11,7 @@ use contract::cost::StepCost;
 use contract::generation::Tenant;
 use contract::policy::{Decision, SchedulePolicy};
 use contract::{Slot, TokenId};
-use scheduler::{Advice, Config, NewRequest, RunResult, Scheduler, Tick};
+use scheduler::{Advice, Config, Feed, NewRequest, RunResult, Scheduler, Tick};
 
 use crate::load::Job;
 use crate::watch::Watch;
@@ -61,6 +61,8 @@ pub struct Counts {
     pub violations: u64,
     pub preemptions: u64,
     pub busy_us: u64,
+    /// Of that, what rows of prompts took.
+    pub prompt_us: f64,
     pub calls: u64,
 }
 
@@ -288,7 +290,11 @@ impl Replica {
         runs.clear();
         let mut us = f64::from(self.machine.cost.fixed_us);
         for run in &plan.runs {
-            us += self.machine.cost.rows_us(run.end - run.rows, run.rows);
+            let row_us = self.machine.cost.rows_us(run.end - run.rows, run.rows);
+            us += row_us;
+            if run.feed != Feed::Last {
+                self.counts.prompt_us += row_us;
+            }
             runs.push((run.end, run.emits));
         }
         let rows = plan.rows;

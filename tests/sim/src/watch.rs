@@ -49,6 +49,9 @@ impl Watch {
     }
 
     pub fn planned(&mut self, plan: &StepPlan, scheduler: &Scheduler, now_us: u64) -> Result<()> {
+        for refused in &plan.refused {
+            self.ends(refused.slot);
+        }
         for slot in &plan.preempted {
             if let Some(seen) = self.seen.get_mut(slot) {
                 seen.waits = true;

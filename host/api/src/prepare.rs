@@ -112,12 +112,12 @@ fn constrain(model: &ServedModel, common: &Common, allowed_is_required: bool, jo
         },
         min_tokens: job.sampling.min_tokens,
     };
-    let Some(plan) = model.text.constrain(&constraint).map_err(|e| text_error(&e))? else { return Ok(()) };
+    let plan = model.text.constrain(&constraint, &mut job.warnings).map_err(|e| text_error(&e))?;
+    let Some(plan) = plan else { return Ok(()) };
     if plan.has_grammar() {
         // The grammar keeps the least length: where it allows nothing but the end, the end must be possible.
         job.sampling.min_tokens = 0;
     }
-    job.warnings.clone_from(&plan.warnings);
     job.constraint = Some(plan);
     Ok(())
 }

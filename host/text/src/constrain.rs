@@ -48,8 +48,6 @@ pub struct ConstraintJob {
 #[derive(Clone)]
 pub struct ConstraintPlan {
     parts: StreamParts,
-    /// What of the request has no effect.
-    pub warnings: Vec<String>,
 }
 
 impl ConstraintPlan {
@@ -82,10 +80,14 @@ struct Calls {
 }
 
 impl TextModel {
-    /// The constraint of a request; `None` when it asks for nothing. Compiles, so not for an async task.
-    pub fn constrain(&self, job: &ConstraintJob) -> Result<Option<ConstraintPlan>, TextError> {
-        let mut warnings = Vec::new();
-        let bound = self.bind(job, &mut warnings)?;
+    /// The constraint of a request; `None` when there is nothing to enforce. What of the request has no effect is added
+    /// to `warnings`. Compiles, so not for an async task.
+    pub fn constrain(
+        &self,
+        job: &ConstraintJob,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<ConstraintPlan>, TextError> {
+        let bound = self.bind(job, warnings)?;
         if bound.is_none() && (job.thinking_tokens_max.is_none() || self.spans().is_empty()) {
             return Ok(None);
         }
@@ -114,7 +116,7 @@ impl TextModel {
             openings,
             ends: job.ends.clone().into(),
         };
-        Ok(Some(ConstraintPlan { parts, warnings }))
+        Ok(Some(ConstraintPlan { parts }))
     }
 
     fn compiler(&self) -> Result<&Arc<grammar::Compiler>, TextError> {

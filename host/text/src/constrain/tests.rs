@@ -92,7 +92,7 @@ fn job(tools: Vec<Tool>, tool_choice: ToolChoice) -> ConstraintJob {
 
 /// Where the constraint of a job refuses a text: `|` behind what it lets through. `free`: there is none.
 fn goes(model: &TextModel, job: &ConstraintJob, text: &str) -> String {
-    let Some(plan) = model.constrain(job).unwrap() else { return "free".into() };
+    let Some(plan) = model.constrain(job, &mut Vec::new()).unwrap() else { return "free".into() };
     let mut stream = plan.open();
     let mut mask = vec![0u32; model.tokenizer().vocab_size().div_ceil(32)];
     let mut said = String::new();
@@ -134,7 +134,7 @@ fn the_table() {
     check(with(job(tools(), ToolChoice::Auto)), "text", "|");
     check(job(tools(), ToolChoice::Required), "f{}<|end|>", "f{}<|end|>");
     check(job(tools(), ToolChoice::Named("f".into())), "12", "|");
-    let refused = model.constrain(&with(job(tools(), ToolChoice::Required))).err().unwrap();
+    let refused = model.constrain(&with(job(tools(), ToolChoice::Required)), &mut Vec::new()).err().unwrap();
     assert_eq!((refused.param(), refused.is_request_fault()), (Some("guided_regex"), true));
     // Allowed tools of which one must be called, and no others.
     let both = vec![tool("f", false, any_object()), tool("g", false, any_object())];
@@ -157,9 +157,13 @@ fn strict_calls_beside_free_text() {
 #[test]
 fn models_without_a_grammar_for_calls() {
     let model = model(vec![think()]);
-    let error = model.constrain(&job(vec![tool("f", false, any_object())], ToolChoice::Required)).err().unwrap();
+    let mut warnings = Vec::new();
+    let required = job(vec![tool("f", false, any_object())], ToolChoice::Required);
+    let error = model.constrain(&required, &mut warnings).err().unwrap();
     assert_eq!((error.param(), error.is_request_fault()), (Some("tool_choice"), true));
-    assert!(model.constrain(&job(vec![tool("f", true, any_object())], ToolChoice::Auto)).unwrap().is_none());
+    let strict = job(vec![tool("f", true, any_object())], ToolChoice::Auto);
+    assert!(model.constrain(&strict, &mut warnings).unwrap().is_none());
+    assert!(warnings.len() == 1 && warnings[0].starts_with("strict tools and allowed_tools are not enforced"));
 }
 
 /// A strict tool's schema is enforced or refused with its place; another one's is enforced as far as it can be.
@@ -168,12 +172,14 @@ fn schemas_of_tools() {
     let model = model(vec![calls()]);
     let unique =
         || json!({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}, "required": ["a"]});
-    let error = model.constrain(&job(vec![tool("f", true, unique())], ToolChoice::Required)).err().unwrap();
+    let error =
+        model.constrain(&job(vec![tool("f", true, unique())], ToolChoice::Required), &mut Vec::new()).err().unwrap();
     assert!(error.to_string().contains("at `/properties/a`, keyword `uniqueItems`"), "{error}");
     assert_eq!(error.param(), Some("tools[0].function.parameters"));
     let lenient = job(vec![tool("f", false, unique())], ToolChoice::Required);
     assert_eq!(goes(&model, &lenient, "f{\"b\""), "f{\"|");
-    let warnings = model.constrain(&lenient).unwrap().unwrap().warnings;
+    let mut warnings = Vec::new();
+    assert!(model.constrain(&lenient, &mut warnings).unwrap().is_some());
     assert_eq!(
         warnings,
         ["tools[0].function.parameters: schema keyword `uniqueItems` cannot be enforced and has no effect"]
@@ -182,7 +188,7 @@ fn schemas_of_tools() {
     let look =
         || json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}, "required": ["a"]});
     let tools = |strict: bool| vec![tool("g", false, any_object()), tool("f", strict, look())];
-    let error = model.constrain(&job(tools(true), ToolChoice::Required)).err().unwrap();
+    let error = model.constrain(&job(tools(true), ToolChoice::Required), &mut Vec::new()).err().unwrap();
     assert_eq!(error.param(), Some("tools[1].function.parameters"));
     assert!(error.to_string().contains("at `/properties/a`, keyword `pattern`"), "{error}");
     let relaxed = job(tools(false), ToolChoice::Required);

@@ -13,7 +13,7 @@ use tokenloom_sdk::output::{Constraint, Request, StartAt, Tool, ToolChoice};
 
 use crate::layout::{Arguments, Bare, Layout, List, Named, Object};
 use crate::markers::Tag;
-use crate::symbols::{Symbol, literal};
+use crate::symbols::literal;
 use crate::types;
 
 /// White space between two parts, as in `reader`.
@@ -115,12 +115,19 @@ impl Writer {
     fn any_text(&mut self, end: &str) -> String {
         let name = format!("text_{}", self.texts);
         self.texts += 1;
-        match literal(end, &self.tags).first().and_then(|symbol: &Symbol| symbol.as_tag()) {
+        let symbols = literal(end, &self.tags);
+        // What of the end is text before its first token, if it has one.
+        let before: String = symbols.iter().map_while(|symbol| symbol.as_char()).collect();
+        let token = &end[before.len()..];
+        if token.is_empty() {
+            self.rule(&format!("{name}[suffix={}]", Value::from(end)), "/(?s:.*)/");
+        } else if before.is_empty() {
             // No text can be taken for a token.
-            Some(_) => {
-                self.rule(&name, &format!("/(?s:.+)/? {}", self.text(end)));
-            }
-            None => self.rule(&format!("{name}[suffix={}]", Value::from(end)), "/(?s:.*)/"),
+            self.rule(&name, &format!("/(?s:.+)/? {}", self.text(end)));
+        } else {
+            let part = format!("{name}_part");
+            self.rule(&format!("{part}[suffix={}]", Value::from(before)), "/(?s:.*)/");
+            self.rule(&name, &format!("{part} ({} | {name})", self.text(token)));
         }
         name
     }
@@ -138,8 +145,11 @@ impl Writer {
         let list = self.list(layout);
         let (call_open, call_close) = match open {
             Some((which, text)) => {
-                let close = layout.call_close.get(which).or(layout.call_close.first());
-                (self.text(text), close.map(|text| self.text(text)).unwrap_or_default())
+                // Alternatives that are not in pairs: some are written without an end.
+                let paired = layout.call_close.len() == layout.call_open.len();
+                let close = layout.call_close.get(which).or(layout.call_close.first()).map(|text| self.text(text));
+                let close = close.map(|close| if paired { close } else { format!("({close})?") });
+                (self.text(text), close.unwrap_or_default())
             }
             None => Default::default(),
         };

@@ -64,10 +64,12 @@ pub struct Terms {
     pub n: u32,
 }
 
+type Choices = SelectAll<BoxStream<'static, Result<Event, ApiError>>>;
+
 /// All sequences of a request. Ends after the last choice, or with the first error.
 pub struct Events {
     /// `None` after an abort or a failure.
-    choices: Option<Abortable<SelectAll<BoxStream<'static, Result<Event, ApiError>>>>>,
+    choices: Option<Abortable<Choices>>,
     tally: Tally,
     open: usize,
     metrics: HttpMetrics,
@@ -84,7 +86,7 @@ impl Events {
         terms: &Terms,
         permit: Permit,
     ) -> Result<Self, ApiError> {
-        let mut choices = SelectAll::new();
+        let mut choices = Choices::new();
         let tally = Tally::new(&jobs, terms.n);
         let mut index = 0;
         for job in &jobs {

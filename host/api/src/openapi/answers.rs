@@ -22,26 +22,73 @@ pub fn error(status: u16, schema: &str) -> Value {
 }
 
 pub fn schemas() -> Map<String, Value> {
-    let text = || json!({"type": "string"});
-    let count = || json!({"type": "integer", "minimum": 0});
-    let maybe = || json!({"type": ["string", "null"]});
-    let list = || json!({"type": "array"});
-    let any = || json!({"type": "object"});
-    let mut schemas = Map::new();
-    let mut add = |name: &str, properties: &[(&str, Value)]| {
+    let mut schemas = Schemas::default();
+    errors(&mut schemas);
+    openai(&mut schemas);
+    other_shapes(&mut schemas);
+    around_texts(&mut schemas);
+    about_the_server(&mut schemas);
+    schemas.0
+}
+
+#[derive(Default)]
+struct Schemas(Map<String, Value>);
+
+impl Schemas {
+    /// An object that always has these properties.
+    fn add(&mut self, name: &str, properties: &[(&str, Value)]) {
         let required: Vec<&str> = properties.iter().map(|(name, _)| *name).collect();
         let properties: Map<String, Value> =
             properties.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        schemas.insert(name.to_owned(), json!({"type": "object", "required": required, "properties": properties}));
-    };
+        self.0.insert(name.to_owned(), json!({"type": "object", "required": required, "properties": properties}));
+    }
+}
+
+fn string() -> Value {
+    json!({"type": "string"})
+}
+
+fn count() -> Value {
+    json!({"type": "integer", "minimum": 0})
+}
+
+fn maybe() -> Value {
+    json!({"type": ["string", "null"]})
+}
+
+fn list() -> Value {
+    json!({"type": "array"})
+}
+
+fn any() -> Value {
+    json!({"type": "object"})
+}
+
+fn reason() -> Value {
+    json!({"enum": ["stop", "length", "tool_calls"]})
+}
+
+fn message() -> Value {
+    json!({
+        "type": "object", "required": ["role", "content"],
+        "properties": {
+            "role": {"const": "assistant"}, "content": maybe(), "reasoning": string(), "reasoning_content": string(),
+            "tool_calls": list(),
+        },
+    })
+}
+
+fn errors(schemas: &mut Schemas) {
     let error = json!({
         "type": "object", "required": ["message", "type", "param", "code"],
-        "properties": {"message": text(), "type": text(), "param": maybe(), "code": text()},
+        "properties": {"message": string(), "type": string(), "param": maybe(), "code": string()},
     });
-    add("Error", &[("error", error)]);
-    let error =
-        json!({"type": "object", "required": ["type", "message"], "properties": {"type": text(), "message": text()}});
-    add("MessagesError", &[("type", json!({"const": "error"})), ("error", error)]);
+    schemas.add("Error", &[("error", error)]);
+    let error = json!({"type": "object", "required": ["type", "message"], "properties": {"type": string(), "message": string()}});
+    schemas.add("MessagesError", &[("type", json!({"const": "error"})), ("error", error)]);
+}
+
+fn openai(schemas: &mut Schemas) {
     let usage = json!({
         "type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
         "properties": {"prompt_tokens": count(), "completion_tokens": count(), "total_tokens": count()},
@@ -49,32 +96,25 @@ pub fn schemas() -> Map<String, Value> {
     let frame = |object: &str, choice: Value| {
         let choices = json!({"type": "array", "minItems": 1, "items": choice});
         [
-            ("id", text()),
+            ("id", string()),
             ("object", json!({"const": object})),
             ("created", count()),
-            ("model", text()),
+            ("model", string()),
             ("choices", choices),
             ("usage", usage.clone()),
         ]
     };
-    let reason = json!({"enum": ["stop", "length", "tool_calls"]});
-    let message = json!({
-        "type": "object", "required": ["role", "content"],
-        "properties": {
-            "role": {"const": "assistant"}, "content": maybe(), "reasoning": text(), "reasoning_content": text(),
-            "tool_calls": list(),
-        },
-    });
+    let (reason, message) = (reason(), message());
     let choice = json!({
         "type": "object", "required": ["index", "message", "finish_reason", "logprobs"],
         "properties": {"index": count(), "message": message, "finish_reason": reason, "logprobs": {"type": ["object", "null"]}},
     });
-    add("ChatCompletion", &frame("chat.completion", choice));
+    schemas.add("ChatCompletion", &frame("chat.completion", choice));
     let choice = json!({
         "type": "object", "required": ["index", "text", "finish_reason", "logprobs"],
-        "properties": {"index": count(), "text": text(), "finish_reason": reason, "logprobs": {"type": ["object", "null"]}},
+        "properties": {"index": count(), "text": string(), "finish_reason": reason, "logprobs": {"type": ["object", "null"]}},
     });
-    add("Completion", &frame("text_completion", choice));
+    schemas.add("Completion", &frame("text_completion", choice));
     let row = json!({
         "type": "object", "required": ["object", "index", "embedding"],
         "properties": {"object": {"const": "embedding"}, "index": count(), "embedding": {"type": ["array", "string"]}},
@@ -84,47 +124,65 @@ pub fn schemas() -> Map<String, Value> {
         "properties": {"prompt_tokens": count(), "total_tokens": count()},
     });
     let rows = json!({"type": "array", "minItems": 1, "items": row});
-    add("Embeddings", &[("object", json!({"const": "list"})), ("data", rows), ("model", text()), ("usage", counts)]);
+    schemas.add(
+        "Embeddings",
+        &[("object", json!({"const": "list"})), ("data", rows), ("model", string()), ("usage", counts)],
+    );
+}
+
+fn other_shapes(schemas: &mut Schemas) {
     let status = json!({"enum": ["completed", "incomplete", "failed", "in_progress"]});
-    add(
+    schemas.add(
         "Response",
         &[
-            ("id", text()),
+            ("id", string()),
             ("object", json!({"const": "response"})),
             ("created_at", count()),
             ("status", status),
-            ("model", text()),
+            ("model", string()),
             ("output", json!({"type": "array", "items": any()})),
             ("usage", json!({"type": ["object", "null"]})),
             ("error", json!({"type": ["object", "null"]})),
             ("previous_response_id", maybe()),
         ],
     );
-    add(
+    schemas.add(
         "ResponseDeleted",
-        &[("id", text()), ("object", json!({"const": "response"})), ("deleted", json!({"const": true}))],
+        &[("id", string()), ("object", json!({"const": "response"})), ("deleted", json!({"const": true}))],
     );
-    add("Items", &[("object", json!({"const": "list"})), ("data", list()), ("has_more", json!({"type": "boolean"}))]);
+    schemas.add(
+        "Items",
+        &[("object", json!({"const": "list"})), ("data", list()), ("has_more", json!({"type": "boolean"}))],
+    );
     let stop = json!({"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]});
-    add(
+    schemas.add(
         "Message",
         &[
-            ("id", text()),
+            ("id", string()),
             ("type", json!({"const": "message"})),
             ("role", json!({"const": "assistant"})),
-            ("model", text()),
+            ("model", string()),
             ("content", json!({"type": "array", "items": any()})),
             ("stop_reason", stop),
             ("stop_sequence", maybe()),
             ("usage", any()),
         ],
     );
-    add("TokenCount", &[("input_tokens", count())]);
-    add(
+}
+
+fn around_texts(schemas: &mut Schemas) {
+    schemas.add("TokenCount", &[("input_tokens", count())]);
+    schemas.add(
         "Rendered",
-        &[("model", text()), ("prompt", text()), ("token_ids", list()), ("count", count()), ("max_model_len", count())],
+        &[
+            ("model", string()),
+            ("prompt", string()),
+            ("token_ids", list()),
+            ("count", count()),
+            ("max_model_len", count()),
+        ],
     );
-    add(
+    schemas.add(
         "Tokens",
         &[
             ("count", count()),
@@ -133,14 +191,14 @@ pub fn schemas() -> Map<String, Value> {
             ("token_strs", json!({"type": ["array", "null"]})),
         ],
     );
-    add("Text", &[("prompt", text())]);
-    add(
+    schemas.add("Text", &[("prompt", string())]);
+    schemas.add(
         "Parsed",
         &[
             ("object", json!({"const": "parsed"})),
-            ("model", text()),
-            ("message", message),
-            ("finish_reason", reason),
+            ("model", string()),
+            ("message", message()),
+            ("finish_reason", reason()),
             ("tokens", count()),
             ("reasoning_tokens", count()),
             ("undeclared_calls", count()),
@@ -148,22 +206,24 @@ pub fn schemas() -> Map<String, Value> {
             ("reasoning_disagrees", json!({"type": "boolean"})),
         ],
     );
-    add("Aborted", &[("object", json!({"const": "abort"})), ("request_id", text()), ("aborted", count())]);
+}
+
+fn about_the_server(schemas: &mut Schemas) {
+    schemas.add("Aborted", &[("object", json!({"const": "abort"})), ("request_id", string()), ("aborted", count())]);
     let model = [
-        ("id", text()),
+        ("id", string()),
         ("object", json!({"const": "model"})),
         ("created", count()),
-        ("owned_by", text()),
+        ("owned_by", string()),
         ("max_model_len", count()),
     ];
-    add("Model", &model);
+    schemas.add("Model", &model);
     let models = json!({"type": "array", "items": {"$ref": "#/components/schemas/Model"}});
-    add("Models", &[("object", json!({"const": "list"})), ("data", models)]);
-    add("Plugins", &[("object", json!({"const": "list"})), ("data", list())]);
-    add("Health", &[("status", json!({"const": "ok"}))]);
+    schemas.add("Models", &[("object", json!({"const": "list"})), ("data", models)]);
+    schemas.add("Plugins", &[("object", json!({"const": "list"})), ("data", list())]);
+    schemas.add("Health", &[("status", json!({"const": "ok"}))]);
     let words = json!({"enum": ["ready", "degraded", "failed", "draining", "loading"]});
-    add("Ready", &[("status", words), ("reasons", list()), ("degraded", list())]);
-    add("Version", &[("version", text()), ("server", text())]);
-    add("Document", &[("openapi", text()), ("paths", any())]);
-    schemas
+    schemas.add("Ready", &[("status", words), ("reasons", list()), ("degraded", list())]);
+    schemas.add("Version", &[("version", string()), ("server", string())]);
+    schemas.add("Document", &[("openapi", string()), ("paths", any())]);
 }

@@ -280,6 +280,7 @@ impl Loader<'_> {
         let (n, k) = (weights.iter().map(|w| w.rows).sum::<usize>(), weights[0].cols);
         match self.fp8 {
             Some(Fp8Scales::Rows) => {
+                weights.iter().try_for_each(|weight| whole_tiles(weight))?;
                 let half = self.stacked(ids)?;
                 let codes = self.device.alloc(&weights[0].name, n * k)?;
                 let scales = self.device.alloc("weight scales", n * 4)?;
@@ -303,15 +304,7 @@ impl Loader<'_> {
         let (mut tiles, mut blocks) = (Vec::new(), Vec::new());
         let mut at = codes.pointer;
         for weight in weights {
-            if weight.rows % 16 != 0 || k % 16 != 0 {
-                return Err(BackendError::Weight {
-                    name: weight.name.to_string(),
-                    reason: format!(
-                        "FP8 of {} rows and {k} columns on CUDA: both must be multiples of 16",
-                        weight.rows
-                    ),
-                });
-            }
+            whole_tiles(weight)?;
             let scales = weight.scales().expect("the caller looked");
             for tile in 0..weight.rows / 16 {
                 tiles.extend_from_slice(&scales[tile * 16 / SCALE_BLOCK * groups..][..groups]);
@@ -375,6 +368,17 @@ impl Loader<'_> {
     }
 }
 
+fn whole_tiles(weight: &Weight) -> Result<(), BackendError> {
+    let (rows, cols) = (weight.rows, weight.cols);
+    if rows.is_multiple_of(16) && cols.is_multiple_of(16) {
+        return Ok(());
+    }
+    Err(BackendError::Weight {
+        name: weight.name.to_string(),
+        reason: format!("FP8 of {rows} rows and {cols} columns on CUDA: both must be multiples of 16"),
+    })
+}
+
 fn push_half(out: &mut Vec<u16>, weight: &Weight, row: usize, f16: bool) -> Result<(), BackendError> {
     let bytes = weight.row(row);
     let stored = if f16 { WeightType::F16 } else { WeightType::BF16 };
@@ -419,5 +423,7 @@ mod tests {
         let block = weight(WeightType::Q8_0, 32, vec![0; 34]);
         let error = push_half(&mut Vec::new(), &block, 0, false).expect_err("no kernel").to_string();
         assert_eq!(error, "weight `w`: Q8_0 has no CUDA kernel: bf16, f16, f32 and F8_E4M3 have; use `--device cpu`");
+        let error = whole_tiles(&block).expect_err("one row").to_string();
+        assert_eq!(error, "weight `w`: FP8 of 1 rows and 32 columns on CUDA: both must be multiples of 16");
     }
 }

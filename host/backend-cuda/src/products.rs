@@ -27,7 +27,7 @@ const TILES: [usize; 2] = [1, 2];
 const TILE_ROWS: usize = 16;
 const WARPS: usize = 8;
 /// Blocks of `few_rows` on one multiprocessor: what its shared memory leaves room for.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 3;
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
 /// Rows up to which sums of bare codes are faster: on an H200 66 against 103 us a layer of Qwen3-8B at 32 rows, 72 against
 /// 96 at 128, and nothing from 512 on.
 const RAW_ROWS_MAX: usize = 256;
@@ -141,8 +141,8 @@ impl Ring {
         match (arch, role) {
             // Before 8.0 copies are not asynchronous and shared memory is small.
             (..80, _) => Self { warps: 8, depth: 2 },
-            (_, Role::GateUp) => Self { warps: 8, depth: 4 },
-            (_, Role::Qkv | Role::Out | Role::Down) => Self { warps: 8, depth: 8 },
+            (_, Role::GateUp) => Self { warps: 16, depth: 2 },
+            (_, Role::Qkv | Role::Out | Role::Down) => Self { warps: 16, depth: 4 },
         }
     }
 

@@ -1,10 +1,11 @@
 // y = W x for few rows of x and FP8 weights: each weight is read once for all rows.
 //
-// Shapes: x [m, k] f16 (or the model's 16-bit type, see X), W [n, k] e4m3 row-major, out [m, n]. As in few_rows.cu weights
-// are the A operand of the matrix instruction and every token is a column of its own, so its result is bitwise the same
-// for every m; codes become f16 exactly, with one instruction a pair on cards that have it. A quad's thread reads 16 bytes,
-// 16 consecutive k of a row, and feeds them as four k16 steps; x is read in the same order. WARPS warps share a tile of 16
-// weight rows and take turns at 128 k; partial sums meet in shared memory and are added in warp order.
+// Shapes: x [m, k] f16 (or the model's 16-bit type, see X), W [n, k] e4m3 row-major, out [m, n]; n is a multiple of 16. As
+// in few_rows.cu weights are the A operand of the matrix instruction and every token is a column of its own, so its result
+// is bitwise the same for every m; codes become f16 exactly, with one instruction a pair on cards that have it. A quad's
+// thread reads 16 bytes, 16 consecutive k of a row, and feeds them as four k16 steps; x is read in the same order. WARPS
+// warps share a tile of 16 weight rows and take turns at 128 k; partial sums meet in shared memory and are added in warp
+// order. 16 warps in two blocks keep more loads on the way than eight in three, and fit 64 registers a thread.
 //
 // A block works through the tiles blockIdx.x, + gridDim.x, ...; each thread copies what it will multiply to a ring of its
 // own, DEPTH steps ahead and across tiles, so the memory always has enough to do and nothing waits for a neighbour.
@@ -21,6 +22,8 @@
 #define TURN 128  // k that a warp takes at once
 #define STEPS (TURN / STEP)
 #define TILE 16
+// Steps of x in registers: one ahead where there is room for it.
+#define X_STEPS (NT == 1 ? 2 : 1)
 // MODE 2: matrix 0 is 16 rows of gate, matrix 1 the same rows of up.
 #define MATRICES (MODE == 2 ? 2 : 1)
 #define COLUMN (MATRICES * TILE + 1)  // padded against bank conflicts
@@ -38,23 +41,19 @@ __device__ __forceinline__ U4 load_row(const u16 *from) {
     return v;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) few_rows_fp8(void *out, const u16 *x, const u8 *w, const u8 *w2,
+extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) few_rows_fp8(void *out, const u16 *x, const u8 *w, const u8 *w2,
                                                                const float *scales, const float *scales2, int m, int n, int k) {
     extern __shared__ __align__(16) u8 shared[];  // [DEPTH][2 MATRICES][THREADS] of 16 bytes, then the partial sums
     float *partial = (float *)(shared + DEPTH * SLOT);  // [WARPS][NT * 8][COLUMN]
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    int tiles = (n + TILE - 1) / TILE, steps = (k + WARPS * TURN - 1) / (WARPS * TURN) * STEPS;
+    int tiles = n / TILE, steps = (k + WARPS * TURN - 1) / (WARPS * TURN) * STEPS;
     const u8 *ring = shared + threadIdx.x * 16;
     // Where in a row this thread's values of a step begin.
     auto place = [&](int step) { return (step / STEPS * WARPS + warp) * TURN + step % STEPS * STEP + t * WIDTH; };
 
     int next_tile = blockIdx.x, next_step = 0, next_slot = 0;
-    const u8 *rows[2 * MATRICES];
-    auto aim = [&]() {
-#pragma unroll
-        for (int i = 0; i < 2 * MATRICES; i++)
-            rows[i] = (i < 2 ? w : w2) + min(next_tile * TILE + g + i % 2 * 8, n - 1) * (long long)k;
-    };
+    const u8 *row;
+    auto aim = [&]() { row = w + (long long)(next_tile * TILE + g) * k; };
     auto request = [&]() {
         if (next_tile < tiles) {
             int at = place(next_step);
@@ -62,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows_fp8(void *out, co
             for (int i = 0; i < 2 * MATRICES; i++) {
                 u8 *to = (u8 *)ring + next_slot * SLOT + i * THREADS * 16;
                 // Beyond the row there are zeros: x has zeros there too, and nothing times them may be NaN.
-                if (at < k) copy_stream16(to, rows[i] + at);
+                if (at < k) copy_stream16(to, row + at + i % 2 * 8 * k + (i < 2 ? 0 : w2 - w));
                 else *(U4 *)to = U4{0, 0, 0, 0};
             }
             if (++next_step == steps) {
@@ -84,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows_fp8(void *out, co
     int slot = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         float acc[MATRICES][NT][4], part[MATRICES][NT][4], scale[MATRICES];
-        U4 b[2][NT][WIDTH / 8];
+        U4 b[X_STEPS][NT][WIDTH / 8];
         auto load_x = [&](int buffer, int step) {
             int at = place(step);
 #pragma unroll
@@ -110,13 +109,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows_fp8(void *out, co
                     for (int c = 0; c < 4; c++) sums[i][j][c] = 0.f;
         };
         clear(acc);
-        load_x(0, 0);
+        if (X_STEPS == 2) load_x(0, 0);
         load_scale(0);
         for (int pair = 0; pair < steps; pair += 2) {
             if (SCALES) clear(part);
 #pragma unroll
             for (int o = 0; o < 2; o++) {
-                if (pair + o + 1 < steps) load_x(1 - o, pair + o + 1);
+                if (X_STEPS == 1) load_x(0, pair + o);
+                else if (pair + o + 1 < steps) load_x(1 - o, pair + o + 1);
                 copy_async_wait<DEPTH - 1>();
 #pragma unroll
                 for (int i = 0; i < MATRICES; i++) {
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows_fp8(void *out, co
                         u32 a0 = e4m3_f16(p[h], 0), a1 = e4m3_f16(q[h], 0), a2 = e4m3_f16(p[h], 1), a3 = e4m3_f16(q[h], 1);
 #pragma unroll
                         for (int j = 0; j < NT; j++) {
-                            const u32 *v = (const u32 *)&b[o][j][h / 2];
+                            const u32 *v = (const u32 *)&b[X_STEPS == 1 ? 0 : o][j][h / 2];
                             mma_f16(SCALES ? part[i][j] : acc[i][j], a0, a1, a2, a3, v[h % 2 * 2], v[h % 2 * 2 + 1]);
                         }
                     }
@@ -156,8 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows_fp8(void *out, co
                 for (int c = 0; c < 4; c++) mine[(j * 8 + t * 2 + c % 2) * COLUMN + i * TILE + g + c / 2 * 8] = acc[i][j][c];
         __syncthreads();
         for (int i = threadIdx.x; i < m * TILE; i += THREADS) {
-            int row = tile * TILE + i % TILE, token = i / TILE;
-            if (row >= n) continue;
+            int column = tile * TILE + i % TILE, token = i / TILE;
             float y = 0.f, up = 0.f;
 #pragma unroll
             for (int p = 0; p < WARPS; p++) {
@@ -165,9 +164,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_rows_fp8(void *out, co
                 if (MODE == 2) up += partial[(p * NT * 8 + token) * COLUMN + i % TILE + TILE];
             }
             float unit = E4M3_F16_UNIT * (X == 2 ? 1.f / ACT_SCALE : 1.f);
-            y *= SCALES ? unit : unit * scales[row];
-            if (MODE == 2) up *= SCALES ? unit : unit * scales2[row];
-            long long at = (long long)token * n + row;
+            y *= SCALES ? unit : unit * scales[column];
+            if (MODE == 2) up *= SCALES ? unit : unit * scales2[column];
+            long long at = (long long)token * n + column;
             if (MODE == 0) ((u16 *)out)[at] = f32_to_half(y);
             if (MODE == 1) ((u16 *)out)[at] = f32_to_half(half_to_f32(((u16 *)out)[at]) + y);
             if (MODE == 2) ((u16 *)out)[at] = (u16)f16_pack(y / (1.f + __expf(-y)) * up * ACT_SCALE, 0.f);

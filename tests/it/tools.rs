@@ -34,6 +34,27 @@ fn a_call_is_read_in_every_cutting() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Auto, required and named, streamed and not: each stage's own grammar lets its own calls through.
+#[test]
+fn api_03_finish_reason_matrix() -> anyhow::Result<()> {
+    let named = json!({"type": "function", "function": {"name": "get_weather"}});
+    for (parser, text) in [("hermes", CALL), ("qwen3_coder", XML)] {
+        let server = TestServer::script(&script(json!({"text": text})), &["--tool-call-parser", parser])?;
+        for (choice, reason) in
+            [(json!("auto"), "tool_calls"), (json!("required"), "tool_calls"), (named.clone(), "stop")]
+        {
+            let fields = || json!({"tools": tools(), "tool_choice": choice});
+            let plain = message(&server, fields())?;
+            assert_eq!(plain["finish_reason"], reason, "{parser}, {choice}: {plain}");
+            assert_eq!(plain["message"]["tool_calls"].as_array().map(Vec::len), Some(1));
+            let folded = streamed(&server, fields())?;
+            let streamed = &folded.choices[0];
+            assert_eq!((streamed.finish_reason.as_deref(), streamed.calls.len()), (Some(reason), 1), "{parser}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn api_17_tool_choice_none() -> anyhow::Result<()> {
     let text = format!("Format: {CALL} like this.");

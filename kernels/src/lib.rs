@@ -51,6 +51,7 @@ sources! {
     ATTEND_DECODE = "attend_decode",
     ATTEND_DECODE_SM90 = "attend_decode_sm90",
     ATTEND_MERGE = "attend_merge",
+    ATTEND_MERGE_TILES = "attend_merge_tiles",
     ATTEND_PREFILL = "attend_prefill",
     ATTEND_PREFILL_SM90 = "attend_prefill_sm90",
     SILU_MUL = "silu_mul",

@@ -9,6 +9,7 @@ use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
 use crate::forward::{SPLIT, tile_tokens};
 use crate::launch::{Args, Shape};
+use crate::seats::RunUpload;
 
 /// Queries, keys and values of a layer, 128 bytes each.
 const LAYER_MAPS: usize = 3;
@@ -36,6 +37,55 @@ impl PrefillLaunch {
         let buffers = if shape.head_dim <= 128 { 2 } else { 1 };
         Self { source: kernels::ATTEND_PREFILL, threads: 256, shared_bytes: buffers * page_bytes, mapped: false }
     }
+}
+
+/// Earlier keys for each split of a prompt's tiles; as in `begin_step`.
+const SPLIT_KEYS_MIN: usize = 2048;
+const SPLITS_MAX: usize = 8;
+/// Items of split tiles, in blocks a multiprocessor: what the buffers of their sums hold.
+pub const SPLIT_WAVES_MAX: usize = 6;
+
+/// Splits the tiles of prompts behind deep prefixes where there are too few of them to fill the card. `starts`: tokens
+/// before each run. Gives how many items all tiles make, 0 where none is split.
+pub fn split_prompts(
+    runs: &mut [RunUpload],
+    starts: &[usize],
+    shape: &AttentionShape,
+    multiprocessors: usize,
+) -> usize {
+    let tiles = |run: &RunUpload| (run.rows as usize).div_ceil(tile_tokens(shape)) * shape.kv_heads;
+    let may_split = |start: usize| (start / SPLIT_KEYS_MIN).clamp(1, SPLITS_MAX);
+    let (mut deep, mut shallow, mut most) = (0, 0, 1);
+    for (run, &start) in runs.iter().zip(starts).filter(|(run, _)| run.rows > 1) {
+        match may_split(start) {
+            1 => shallow += tiles(run),
+            splits => {
+                deep += tiles(run);
+                most = most.max(splits);
+            }
+        }
+    }
+    let fill = |splits: usize| {
+        let items = deep * splits;
+        items as f64 / items.next_multiple_of(multiprocessors) as f64
+    };
+    let mut best = 1;
+    for splits in 2..=most {
+        // A split costs a pass over its sums.
+        if deep * splits + shallow <= SPLIT_WAVES_MAX * multiprocessors && fill(splits) > fill(best) * 1.08 {
+            best = splits;
+        }
+    }
+    if best == 1 {
+        return 0;
+    }
+    let mut items = 0;
+    for (run, &start) in runs.iter_mut().zip(starts).filter(|(run, _)| run.rows > 1) {
+        let splits = may_split(start).min(best);
+        run.derived[2] = splits as i32;
+        items += tiles(run) * splits;
+    }
+    items
 }
 
 /// Rows of a decode step from which Hopper's kernel wins: below, its shared memory keeps it from starting early.
@@ -169,4 +219,31 @@ fn encode(pointer: u64, axes: &[(usize, usize)], stride_bytes: &[usize]) -> Resu
     .result()
     .map_err(|e| fault(&format!("cuTensorMapEncodeTiled of {axes:?}"), e))?;
     Ok(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs of (rows, tokens before them) on 132 multiprocessors: the splits of each, and the items.
+    fn split(prompts: &[(i32, usize)]) -> (Vec<i32>, usize) {
+        let shape = AttentionShape { heads: 32, kv_heads: 8, head_dim: 128 };
+        let mut runs: Vec<RunUpload> =
+            prompts.iter().map(|&(rows, _)| RunUpload { rows, ..RunUpload::default() }).collect();
+        let starts: Vec<usize> = prompts.iter().map(|prompt| prompt.1).collect();
+        let items = split_prompts(&mut runs, &starts, &shape, 132);
+        (runs.iter().map(|run| run.derived[2]).collect(), items)
+    }
+
+    /// Splits fill the multiprocessors' last wave, and leave alone what fills it already or has no keys to split.
+    #[test]
+    fn few_deep_tiles_are_split() {
+        assert_eq!(split(&[(256, 100_000)]), (vec![2], 128));
+        assert_eq!(split(&[(384, 100_000)]), (vec![4], 384));
+        assert_eq!(split(&[(512, 100_000)]), (vec![0], 0));
+        assert_eq!(split(&[(8192, 20_000)]), (vec![0], 0));
+        assert_eq!(split(&[(256, 4095)]), (vec![0], 0));
+        assert_eq!(split(&[(1, 9000), (256, 50_000), (40, 0)]), (vec![0, 2, 1], 144));
+        assert_eq!(split(&[]), (vec![], 0));
+    }
 }

@@ -9,7 +9,7 @@ use backend::BackendError;
 use backend::load::LoadOptions;
 use backend::ops::{AttentionShape, ModelSpec};
 
-use crate::attention::{Decode, PrefillLaunch, TensorMaps};
+use crate::attention::{Decode, PrefillLaunch, SPLIT_WAVES_MAX, TensorMaps};
 use crate::blas::Blas;
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
@@ -103,6 +103,7 @@ pub struct Kernels {
     pub rope_kv: Kernel,
     pub attend_decode: Decode,
     pub attend_merge: Kernel,
+    pub attend_merge_tiles: Kernel,
     pub attend_prefill: Kernel,
     pub prefill: PrefillLaunch,
     pub sample: Kernel,
@@ -127,6 +128,7 @@ impl Kernels {
             rope_kv: compiler.kernel(kernels::ROPE_KV, &[])?,
             attend_decode: Decode::compile(compiler, shape)?,
             attend_merge: compiler.kernel(kernels::ATTEND_MERGE, &[])?,
+            attend_merge_tiles: compiler.kernel(kernels::ATTEND_MERGE_TILES, &[])?,
             attend_prefill,
             prefill,
             sample: compiler.kernel(kernels::SAMPLE, &[])?,
@@ -164,6 +166,9 @@ pub struct Workspace {
     pub act: Buffer,
     part_o: Buffer,
     part_ml: Buffer,
+    /// Sums of split prefill tiles.
+    tile_o: Buffer,
+    tile_ml: Buffer,
     pub logits: Buffer,
     /// What the blocks of a sampled row hand to its last, and how many have: zero between steps.
     pub sample_parts: Buffer,
@@ -208,7 +213,9 @@ impl Workspace {
         let table_width = (context_len as usize).div_ceil(64) + 1;
         let layout = UploadLayout::new(seats, rows, table_width);
         let items = (seats + 1) * (context_len as usize).div_ceil(SPLIT) * shape.kv_heads;
-        let tiles = (rows / tile_tokens(shape) + seats + 1) * shape.kv_heads;
+        let split_items = SPLIT_WAVES_MAX * device.multiprocessors as usize;
+        let split_rows = split_items * TILE_ROWS;
+        let tiles = ((rows / tile_tokens(shape) + seats + 1) * shape.kv_heads).max(split_items);
         let mask_words = spec.vocab.div_ceil(32);
         let alloc = |what: &str, bytes: usize| device.alloc_zeroed(what, bytes);
         let emits = seats + 1;
@@ -238,6 +245,8 @@ impl Workspace {
             act: alloc("activated rows", rows * spec.ffn * 2)?,
             part_o: alloc("attention splits", items * group * shape.head_dim * 4)?,
             part_ml: alloc("attention split sums", items * group * 8)?,
+            tile_o: alloc("prefill splits", split_rows * shape.head_dim * 4)?,
+            tile_ml: alloc("prefill split sums", split_rows * 8)?,
             logits: alloc("logits", emits * spec.vocab * 4)?,
             sample_parts: alloc("sampling parts", emits * SAMPLE_PARTS_MAX * 16)?,
             sample_arrived: alloc("sampling arrivals", emits * 4)?,
@@ -266,6 +275,8 @@ impl Workspace {
             &self.act,
             &self.part_o,
             &self.part_ml,
+            &self.tile_o,
+            &self.tile_ml,
             &self.logits,
             &self.sample_parts,
             &self.sample_arrived,
@@ -292,13 +303,15 @@ pub struct StepSize {
     pub decodes: usize,
     /// Rows of longer runs.
     pub prefill_rows: usize,
+    /// Work items of prefill attention where some tile's keys are split; 0 where none is.
+    pub split_items: usize,
     pub emits: usize,
 }
 
 impl StepSize {
     /// One row for each of `rows` seats, and each emits.
     pub fn decode(rows: usize) -> Self {
-        Self { runs: rows, rows, decodes: rows, prefill_rows: 0, emits: rows }
+        Self { runs: rows, rows, decodes: rows, prefill_rows: 0, split_items: 0, emits: rows }
     }
 }
 
@@ -478,11 +491,25 @@ impl Forward<'_> {
                     .pointer(w.page_table.pointer)
                     .int(w.table_width)
                     .int(layer)
-                    .float(scale),
+                    .float(scale)
+                    .pointer(w.tile_o.pointer)
+                    .pointer(w.tile_ml.pointer),
                 None => common(out, w.tiles.pointer),
             };
             let shape = Shape::new(self.device.multiprocessors, launch.threads).shared(launch.shared_bytes);
             self.kernels.attend_prefill.launch(self.device, shape, args)?;
+            if size.split_items > 0 {
+                let args = Args::default()
+                    .pointer(w.attended.pointer)
+                    .pointer(w.tile_o.pointer)
+                    .pointer(w.tile_ml.pointer)
+                    .pointer(w.upload.pointer)
+                    .pointer(w.runs_pointer())
+                    .pointer(w.tiles.pointer);
+                let grid = (size.split_items as u32, TILE_ROWS as u32 / 8);
+                let shape = Shape { grid, block: 256, shared_bytes: 0 };
+                self.kernels.attend_merge_tiles.launch(self.device, shape, args)?;
+            }
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ pub struct RunUpload {
     pub row0: i32,
     pub token0: i32,
     pub emit: i32,
-    /// Filled on the device.
+    /// Filled on the device; of a prompt the third says before how often its tiles' keys should be split.
     pub derived: [i32; 3],
 }
 

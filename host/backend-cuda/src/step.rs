@@ -10,6 +10,7 @@ use backend::{Backend, BackendError};
 use contract::{PAGE_TOKENS, Seat, TokenId};
 use cudarc::driver::{CudaEvent, CudaGraph, result, sys};
 
+use crate::attention::split_prompts;
 use crate::blas::Blas;
 use crate::device::{Device, Pinned, fault};
 use crate::forward::{DeviceModel, Forward, Kernels, SAMPLE_PARTS_MAX, StepSize, Workspace};
@@ -393,6 +394,12 @@ impl CudaBackend {
         }
         if size.rows > self.work.max_rows || runs.len() > self.work.seats {
             return invalid(format!("{} rows, {} runs", size.rows, runs.len()));
+        }
+        if self.kernels.prefill.mapped && size.prefill_rows > 0 {
+            let starts: Vec<usize> =
+                step.runs.iter().map(|run| run.end_max.saturating_sub(run.rows) as usize).collect();
+            let multiprocessors = self.device.multiprocessors as usize;
+            size.split_items = split_prompts(&mut runs, &starts, &self.model.shape, multiprocessors);
         }
         Ok((runs, size, meta))
     }

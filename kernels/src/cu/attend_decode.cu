@@ -1,6 +1,6 @@
 // Attention of one query token per seat: split over keys, grouped heads share one read of K and V.
 //
-// A work item is (run, kv head, SPLIT keys); a persistent grid takes items in order. Each of 4 warps handles 32 keys with
+// A work item is (run, kv head, SPLIT keys, place of its sums); a persistent grid takes items in order. Each of 4 warps handles 32 keys with
 // tensor cores: the group's query heads are the rows of the tile. Key order inside a warp is permuted so that scores leave
 // the first product in the layout the second one wants: column c of n-tile j is key 8 (c / 2) + 2 j + c % 2.
 // The split length is fixed, so a row's result does not depend on the batch. Splits meet in `attend_merge`.
@@ -239,8 +239,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP)
                 total += f * ml[w][row].y;
                 y += f * sums[w][row][d];
             }
-            part_o[((long long)item * GROUP + row) * HEAD_DIM + d] = y;
-            if (d == 0) part_ml[(long long)item * GROUP + row] = make_float2(top, total);
+            part_o[((long long)work.w * GROUP + row) * HEAD_DIM + d] = y;
+            if (d == 0) part_ml[(long long)work.w * GROUP + row] = make_float2(top, total);
         }
     }
 }

@@ -232,8 +232,8 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
                 sum += f * team.ml[w][r].y;
                 y += f * team.sums[w][r][d];
             }
-            part_o[((long long)item * GROUP + r) * HEAD_DIM + d] = y;
-            if (d == 0) part_ml[(long long)item * GROUP + r] = make_float2(top, sum);
+            part_o[((long long)work.w * GROUP + r) * HEAD_DIM + d] = y;
+            if (d == 0) part_ml[(long long)work.w * GROUP + r] = make_float2(top, sum);
         }
     }
 #if ROPE

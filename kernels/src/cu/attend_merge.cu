@@ -1,5 +1,5 @@
 // attended[row, head] = the splits of `attend_decode`, merged in order. Grid: (runs, heads), HEAD_DIM threads;
-// runs of several rows have no splits.
+// runs of several rows are none of its business.
 #include "prelude.cuh"
 
 #define GROUP (HEADS / KV_HEADS)
@@ -11,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(u16 *attende
     RunInfo run = runs[blockIdx.x];
     start_next();
     wait_previous();
-    if (run.splits == 0) return;
+    if (run.rows > 1) return;
     int head = blockIdx.y, d = threadIdx.x;
     auto part = [&](int s) { return (run.item0 + s * KV_HEADS + head / GROUP) * (long long)GROUP + head % GROUP; };
     // The first splits' sums travel beside their maxima.

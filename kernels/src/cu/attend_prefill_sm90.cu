@@ -4,7 +4,8 @@
 // copies the tile's queries and, two pages at a time, its keys and values into rings of STAGES through tensor maps; two
 // warpgroups of 64 rows each multiply. Within a warpgroup the scores of block n are computed while the values of block
 // n - 1 are accumulated; between them named barriers give turns, so that one's softmax runs under the other's products.
-// Blocks of the grid take tiles by ticket, in the list's order. Everything lies in shared memory with the 128-byte
+// Blocks of the grid take tiles by ticket, in the list's order. A tile whose run is split has an item for each range of
+// its keys; their sums meet in `attend_merge_tiles`. Everything lies in shared memory with the 128-byte
 // swizzle: a row's 16-byte chunk c is at c ^ (row % 8).
 #include "prelude.cuh"
 
@@ -122,9 +123,10 @@ struct Place {
     }
 };
 
-// A tile as the copying thread hands it to the others; `blocks` 0 ends the work.
+// A tile as the copying thread hands it to the others; `blocks` 0 ends the work. Positions count from the item's first
+// key. `place`: of the item's sums, -1 for a tile that is whole.
 struct Tile {
-    int blocks, start, token0, rows, row0, kv_head;
+    int blocks, start, token0, rows, row0, kv_head, place;
 };
 
 #define FULL_K(s) (barriers + 8 * (s))
@@ -139,7 +141,7 @@ struct Tile {
 // step had before this one: tickets are counted over the whole step.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attend_prefill_sm90(u16 *attended, const u8 *maps, StepInfo *step, const RunInfo *runs, const int4 *tiles,
-                        const int *page_table, int table_width, int turn, float scale_log2) {
+                        const int *page_table, int table_width, int turn, float scale_log2, float *part_o, float2 *part_ml) {
     extern __shared__ __align__(1024) u8 shared[];
     u32 base = shared_address(shared), barriers = base + BARRIERS_AT;
     Tile *handed = (Tile *)(shared + BARRIERS_AT + 8 * (4 * STAGES + 2));
@@ -158,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     wait_previous();
     start_next();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x != 0) return;
         const u8 *q_map = maps, *k_map = maps + 128, *v_map = maps + 256;
         int total = step->tiles, first = turn * (total + (int)gridDim.x);
@@ -170,18 +172,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_wait(FREE_Q, round & 1 ^ 1);
             if (index >= total) break;
             Tile tile;
-            tile.start = run.end - run.rows;
+            int start = run.end - run.rows;
             tile.token0 = work.z * QTOKENS;
             tile.rows = run.rows;
             tile.row0 = run.row0;
             tile.kv_head = work.y;
-            int key_pages = (tile.start + min(tile.token0 + QTOKENS, run.rows) - 1) / PAGE + 1;
-            tile.blocks = (key_pages * PAGE + KEYS - 1) / KEYS;
+            int key_pages = (start + min(tile.token0 + QTOKENS, run.rows) - 1) / PAGE + 1;
+            int all = (key_pages * PAGE + KEYS - 1) / KEYS, before = all * work.w / run.splits;
+            tile.blocks = all * (work.w + 1) / run.splits - before;
+            tile.start = start - before * KEYS;
+            tile.place = run.splits > 1 ? index : -1;
             *handed = tile;
             barrier_expect(FULL_Q, HALVES * 64 * GROUP * QTOKENS * 2);
             for (int h = 0; h < HALVES; h++)
                 copy_box3(base + h * Q_HALF, q_map, 64 * h, work.y * GROUP, run.row0 + tile.token0, FULL_Q);
-            const int *pages = page_table + (long long)run.seat * table_width;
+            const int *pages = page_table + (long long)run.seat * table_width + before * (KEYS / PAGE);
+            key_pages -= before * (KEYS / PAGE);
             // A block's second page may lie beyond the run: any page will do, its keys are masked.
             int page0 = pages[0], page1 = pages[min(1, key_pages - 1)], previous0 = 0, previous1 = 0;
             for (int n = 0; n <= tile.blocks; n++) {
@@ -221,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_arrive(FULL_Q);
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     int group = threadIdx.x / 128 - 1, warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP, t = lane % 4;
     int r0 = group * 64 + warp * 16 + lane / 4, r1 = r0 + 8;
     auto release = [&](u32 barrier) {
@@ -277,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 1));
             new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 2));
             new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 2));
-            // Key 0 is seen by every row, so the maximum is finite from the first block on.
+            // An item's first key is seen by every row, so the maximum is finite from the first block on.
             f0 = exp2_fast((max0 - new0) * scale_log2);
             f1 = exp2_fast((max1 - new1) * scale_log2);
             max0 = new0;
@@ -357,6 +363,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         sum0 += __shfl_xor_sync(FULL, sum0, 2);
         sum1 += __shfl_xor_sync(FULL, sum1, 1);
         sum1 += __shfl_xor_sync(FULL, sum1, 2);
+        if (tile.place >= 0) {
+            long long row = (long long)tile.place * ROWS + r0;
+            if (t == 0) {
+                part_ml[row] = make_float2(max0 * scale_log2, sum0);
+                part_ml[row + 8] = make_float2(max1 * scale_log2, sum1);
+            }
+            float *to = part_o + row * HEAD_DIM + 2 * t;
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 8; i++) {
+                *(float2 *)(to + 8 * i) = make_float2(o[4 * i], o[4 * i + 1]);
+                *(float2 *)(to + 8 * HEAD_DIM + 8 * i) = make_float2(o[4 * i + 2], o[4 * i + 3]);
+            }
+            continue;
+        }
         float i0 = 1.f / sum0, i1 = 1.f / sum1;
         // Rows beyond the tile's tokens (groups that do not divide 128) belong to the next tile.
         bool live0 = r0 / GROUP < QTOKENS && tok0 < tile.rows, live1 = r1 / GROUP < QTOKENS && tok1 < tile.rows;

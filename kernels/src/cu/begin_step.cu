@@ -13,6 +13,8 @@
 #endif
 // A run of up to this many rows goes through the decode kernel.
 #define DECODE_ROWS 1
+// Earlier keys for each split that a prompt's tiles may have.
+#define SPLIT_KEYS_MIN 2048
 
 extern "C" __global__ void __launch_bounds__(1024) begin_step(
     StepInfo *step, RunInfo *runs, const Append *appends, const u32 *tokens, const SeatState *seats, int *page_table,
@@ -20,7 +22,9 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
     int4 *decode_items, int4 *tiles) {
     wait_previous();
     start_next();
-    __shared__ int sums[2][32];
+    __shared__ int sums[3][32];
+    __shared__ int ranks[1024];  // of the runs of a single row, among themselves
+    __shared__ int singles;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (int i = threadIdx.x; i < step->appends; i += blockDim.x)
         page_table[(long long)appends[i].seat * table_width + appends[i].at] = appends[i].page;
@@ -28,34 +32,41 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
     int r = threadIdx.x, runs_total = step->runs;
     RunInfo run = {};
     int start = 0, items = 0, tile_count = 0;
+    bool single = false;
     if (r < runs_total) {
         run = runs[r];
         start = seats[run.seat].position;
         run.end = start + run.rows;
-        run.splits = run.rows <= DECODE_ROWS ? (run.end + SPLIT - 1) / SPLIT : 0;
-        if (run.splits > 0) items = run.splits * KV_HEADS;
-        else tile_count = (run.rows + QTOKENS - 1) / QTOKENS * KV_HEADS;
+        single = run.rows <= DECODE_ROWS;
+        // What the host wants of a prompt, as far as its keys go.
+        run.splits = single ? (run.end + SPLIT - 1) / SPLIT : max(1, min(run.splits, start / SPLIT_KEYS_MIN));
+        if (single) items = run.splits * KV_HEADS;
+        else tile_count = (run.rows + QTOKENS - 1) / QTOKENS * KV_HEADS * run.splits;
     }
-    int items_end = items, tiles_end = tile_count;
+    int items_end = items, tiles_end = tile_count, rank_end = single;
 #pragma unroll
     for (int o = 1; o < WARP; o *= 2) {
-        int a = __shfl_up_sync(FULL, items_end, o), b = __shfl_up_sync(FULL, tiles_end, o);
+        int a = __shfl_up_sync(FULL, items_end, o), b = __shfl_up_sync(FULL, tiles_end, o), c = __shfl_up_sync(FULL, rank_end, o);
         if (lane >= o) {
             items_end += a;
             tiles_end += b;
+            rank_end += c;
         }
     }
     if (lane == WARP - 1) {
         sums[0][warp] = items_end;
         sums[1][warp] = tiles_end;
+        sums[2][warp] = rank_end;
     }
     __syncthreads();
     for (int w = 0; w < warp; w++) {
         items_end += sums[0][w];
         tiles_end += sums[1][w];
+        rank_end += sums[2][w];
     }
+    ranks[r] = rank_end - single;
     if (r < runs_total) {
-        run.item0 = run.splits > 0 ? items_end - items : tiles_end - tile_count;
+        run.item0 = single ? items_end - items : tiles_end - tile_count;
         runs[r].end = run.end;
         runs[r].item0 = run.item0;
         runs[r].splits = run.splits;
@@ -67,6 +78,7 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
     if (r == blockDim.x - 1) {
         step->decode_items = items_end;
         step->tiles = tiles_end;
+        singles = rank_end;
     }
     __syncthreads();
     // A warp a run: its rows and its work items.
@@ -79,14 +91,19 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
             row_position[run.row0 + j] = start + j;
             row_token[run.row0 + j] = run.token0 >= 0 ? tokens[run.token0 + j] : last;
         }
-        if (run.splits > 0) {
+        if (run.rows <= DECODE_ROWS) {
+            // Whole splits first, then every run's last one: blocks that take items in turn get like shares of both.
+            int whole = (run.splits - 1) * KV_HEADS, at = run.item0 - ranks[i] * KV_HEADS;
+            int after = step->decode_items - (singles - ranks[i]) * KV_HEADS - whole;
             for (int j = lane; j < run.splits * KV_HEADS; j += WARP)
-                decode_items[run.item0 + j] = make_int4(i, j % KV_HEADS, j / KV_HEADS, 0);
+                decode_items[j < whole ? at + j : after + j] = make_int4(i, j % KV_HEADS, j / KV_HEADS, run.item0 + j);
         } else {
             int count = (run.rows + QTOKENS - 1) / QTOKENS;
             // The last query tile sees the most keys: start with it.
-            for (int j = lane; j < count * KV_HEADS; j += WARP)
-                tiles[run.item0 + j] = make_int4(i, j % KV_HEADS, count - 1 - j / KV_HEADS, 0);
+            for (int j = lane; j < count * KV_HEADS * run.splits; j += WARP) {
+                int tile = j / run.splits;
+                tiles[run.item0 + j] = make_int4(i, tile % KV_HEADS, count - 1 - tile / KV_HEADS, j % run.splits);
+            }
         }
     }
 }

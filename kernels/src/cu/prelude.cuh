@@ -386,7 +386,7 @@ struct RunInfo {
     int emit;    // index of the emitted row, or -1
     int end;     // filled by begin_step: the seat's length after this run
     int item0;   // filled by begin_step: first decode work item
-    int splits;  // filled by begin_step: decode splits
+    int splits;  // of a single row's keys, filled by begin_step; of a prompt's, what the host wants and begin_step allows
 };
 
 struct StepInfo {

@@ -5,7 +5,7 @@
 //        -I kernels/src/cu tests/gpu/kernels/attend_prefill.cu -lcuda -o attend && ./attend
 //
 // QTOKENS is 128 / (HEADS / KV_HEADS). -DSTAGES=n and other build flags of the kernel go the same way. Outputs are
-// poisoned, pages lie in random order, and each case prints its relative error, time and rate.
+// poisoned, pages lie in random order, and each case prints its splits, relative error, time and rate.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "attend_prefill_sm90.cu"
+#include "attend_merge_tiles.cu"
 
 #define CHECK(x)                                                                              \
     do {                                                                                      \
@@ -28,7 +29,7 @@
         }                                                                                     \
     } while (0)
 
-const int TABLE_WIDTH = 1700, SEATS = 9, PAGES = 1700, ROWS_MAX = 28672, SAMPLES = 384, REPEATS = 9;
+const int TABLE_WIDTH = 1700, SEATS = 9, PAGES = 1800, ROWS_MAX = 28672, SAMPLES = 384, REPEATS = 9;
 
 __device__ u32 mixed_bits(u64 x) {
     x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
@@ -105,6 +106,8 @@ struct Case {
 // What all cases share on the device.
 struct Bench {
     u16 *qkv, *kv, *out;
+    float *part_o;
+    float2 *part_ml;
     CUtensorMap *maps;
     int multiprocessors;
     std::mt19937 random{7};
@@ -115,8 +118,17 @@ struct Layout {
     std::vector<int4> tiles;
     std::vector<int> table, row_seat, row_position;
     double operations = 0;
-    int keys_max = 0;
+    int keys_max = 0, splits = 1;
 };
+
+// As `split_prompts` of backend-cuda.
+int splits_of(int deep, int shallow, int deepest, int multiprocessors) {
+    auto fill = [&](int splits) { return (double)deep * splits / ((deep * splits + multiprocessors - 1) / multiprocessors * multiprocessors); };
+    int best = 1;
+    for (int splits = 2; splits <= std::min(8, deepest / 2048); splits++)
+        if (deep * splits + shallow <= 6 * multiprocessors && fill(splits) > fill(best) * 1.08) best = splits;
+    return best;
+}
 
 // The lists that `begin_step` would make.
 Layout lay_out(Bench &bench, const Case &c) {
@@ -125,13 +137,20 @@ Layout lay_out(Bench &bench, const Case &c) {
     std::vector<int> pages(PAGES);
     for (int i = 0; i < PAGES; i++) pages[i] = i;
     std::shuffle(pages.begin(), pages.end(), bench.random);
-    int next_page = 0;
+    int next_page = 0, deep = 0, shallow = 0, deepest = 0;
+    for (auto [rows, start] : c.runs) {
+        (start >= 4096 ? deep : shallow) += (rows + QTOKENS - 1) / QTOKENS * KV_HEADS;
+        deepest = std::max(deepest, start);
+    }
+    l.splits = splits_of(deep, shallow, deepest, bench.multiprocessors);
     for (int seat = 0; seat < (int)c.runs.size(); seat++) {
         auto [rows, start] = c.runs[seat];
         for (int p = 0; p * PAGE < start + rows; p++) l.table[seat * TABLE_WIDTH + p] = pages[next_page++ % PAGES];
-        l.runs.push_back({seat, rows, (int)l.row_seat.size(), 0, -1, start + rows, 0, 0});
+        l.runs.push_back({seat, rows, (int)l.row_seat.size(), 0, -1, start + rows, 0, std::clamp(start / 2048, 1, l.splits)});
         int count = (rows + QTOKENS - 1) / QTOKENS;
-        for (int j = 0; j < count * KV_HEADS; j++) l.tiles.push_back({seat, j % KV_HEADS, count - 1 - j / KV_HEADS, 0});
+        int splits = l.runs.back().splits;
+        for (int j = 0; j < count * KV_HEADS * splits; j++)
+            l.tiles.push_back({seat, j / splits % KV_HEADS, count - 1 - j / splits / KV_HEADS, j % splits});
         for (int j = 0; j < rows; j++) {
             l.row_seat.push_back(seat);
             l.row_position.push_back(start + j);
@@ -167,7 +186,9 @@ bool run(Bench &bench, const Case &c) {
     int turn = 0;
     auto launch = [&]() {
         attend_prefill_sm90<<<bench.multiprocessors, THREADS, shared>>>(bench.out, (const u8 *)bench.maps, d_step, d_runs, d_tiles,
-                                                                        d_table, TABLE_WIDTH, turn++, scale);
+                                                                        d_table, TABLE_WIDTH, turn++, scale, bench.part_o, bench.part_ml);
+        if (l.splits > 1)
+            attend_merge_tiles<<<dim3(l.tiles.size(), ROWS / 8), 256>>>(bench.out, bench.part_o, bench.part_ml, d_step, d_runs, d_tiles);
     };
     CHECK(cudaMemset(bench.out, 0xff, (size_t)ROWS_MAX * HEADS * HEAD_DIM * 2));
     launch();
@@ -205,7 +226,7 @@ bool run(Bench &bench, const Case &c) {
     double relative = sqrt(error / norm), ms = times[REPEATS / 2];
     // NaN compares false.
     bool passed = relative < 6e-3 && unwritten == 0 && beyond == 0;
-    printf("%s %-16s relative error %.2e, unwritten %zu, beyond %zu, %.4f ms, %.0f TFLOP/s\n", passed ? "ok  " : "FAIL", c.name,
+    printf("%s %-20s splits %d, relative error %.2e, unwritten %zu, beyond %zu, %.4f ms, %.0f TFLOP/s\n", passed ? "ok  " : "FAIL", c.name, l.splits,
            relative, unwritten, beyond, ms, l.operations / ms / 1e9);
     for (void *p : {(void *)d_step, (void *)d_runs, (void *)d_tiles, (void *)d_table, (void *)d_seat, (void *)d_position,
                     (void *)d_samples, (void *)scores, (void *)d_wanted})
@@ -222,6 +243,10 @@ int main() {
     bench.qkv = allocate<u16>(qkv_count);
     bench.kv = allocate<u16>(kv_count);
     bench.out = allocate<u16>((size_t)ROWS_MAX * HEADS * HEAD_DIM);
+    size_t parts = 6 * (size_t)bench.multiprocessors * ROWS;
+    bench.part_o = allocate<float>(parts * HEAD_DIM);
+    bench.part_ml = allocate<float2>(parts);
+    CHECK(cudaMemset(bench.part_o, 0xff, parts * HEAD_DIM * 4));
     fill<<<2048, 256>>>(bench.qkv, qkv_count, 1, 1.6f);
     fill<<<2048, 256>>>(bench.kv, kv_count, 2, 1.f);
     bench.maps = on_device(std::vector<CUtensorMap>{
@@ -237,6 +262,12 @@ int main() {
         {"2,048 at 25,952", {{2048, 25952}}},
         {"1,024 at 100,000", {{1024, 100000}}},
         {"8 of 1,000", eight},
+        {"256 at 100,000", {{256, 100000}}},
+        {"384 at 100,000", {{384, 100000}}},
+        {"250 at 50,000", {{250, 50000}}},
+        {"384 at 50,000", {{384, 50000}}},
+        {"160 at 4,500", {{160, 4500}}},
+        {"deep and shallow", {{200, 60000}, {40, 0}, {70, 500}, {33, 4100}, {2, 9000}}},
         {"28,000", {{28000, 0}}},
     };
     int failed = 0;

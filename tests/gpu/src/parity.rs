@@ -26,6 +26,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "logprobs, 6 heads of 96", run: |arch| logprobs(&small(6, 2, 96, true), arch) },
     Check { name: "logprobs, 8 heads of 256, norms", run: |arch| logprobs(&small(8, 2, 256, true), arch) },
     Check { name: "many rows through the library", run: many_rows },
+    Check { name: "chunks behind a deep prefix", run: deep_prefix },
     Check { name: "graph equals eager", run: graph_equals_eager },
     Check { name: "batch equals alone", run: batch_equals_alone },
     Check { name: "one row behind a chunk", run: one_row_behind },
@@ -175,6 +176,22 @@ fn together(backend: &mut dyn Backend, seats: &[u16], steps: usize) -> Result<Ve
         collect(&driver.step(&parts)?);
     }
     Ok(streams)
+}
+
+/// Few rows far from a prompt's beginning: on Hopper the keys of their tiles are split.
+fn deep_prefix(arch: Option<u32>) -> Result<String> {
+    let settings = Settings { context_len: 8192, ..small(8, 2, 128, true) };
+    let options = LoadOptions { context_len: Some(8192), ..options() };
+    let text = tokens(3, 7100);
+    let cuts = [1000, 1000, 1000, 1000, 300, 40, 200, 1, 33, 1000, 1000, 2, 300];
+    let mut cpu = backend_cpu::load(spec(&settings)?, &options, &mut |_| {})?.0;
+    let reference = forced(&mut cpu, &text, &cuts)?;
+    let mut cuda = CudaOptions { memory_fraction: 0.5, ..CudaOptions::default() };
+    cuda.device.arch = arch;
+    let mut cuda = backend_cuda::load(&spec(&settings)?, &options, &cuda, &mut |_| {})?.0;
+    let worst = difference(&reference, &forced(&mut cuda, &text, &cuts)?)?;
+    ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
+    Ok(format!("worst difference {worst:.4}"))
 }
 
 fn graph_equals_eager(arch: Option<u32>) -> Result<String> {

@@ -1,0 +1,36 @@
+// attended[row, head] = the splits of prefill tiles, merged in order. Grid: (tiles with their splits, 128 / 8), a row of a
+// tile a warp; tiles that are whole have been written already.
+#include "prelude.cuh"
+
+#define GROUP (HEADS / KV_HEADS)
+#define ROWS 128
+
+extern "C" __global__ void __launch_bounds__(256) attend_merge_tiles(u16 *attended, const float *part_o, const float2 *part_ml,
+                                                                     const StepInfo *step, const RunInfo *runs,
+                                                                     const int4 *tiles) {
+    wait_previous();
+    start_next();
+    if (blockIdx.x >= step->tiles) return;
+    int4 work = tiles[blockIdx.x];
+    RunInfo run = runs[work.x];
+    int r = blockIdx.y * 8 + threadIdx.x / WARP, lane = threadIdx.x % WARP, token = work.z * QTOKENS + r / GROUP;
+    // A tile's splits stand side by side; the first merges them.
+    if (work.w != 0 || run.splits < 2 || r / GROUP >= QTOKENS || token >= run.rows) return;
+    long long row = (long long)blockIdx.x * ROWS + r;
+    float top = NEG_INF, total = 0.f;
+    for (int s = 0; s < run.splits; s++) top = fmaxf(top, part_ml[row + s * ROWS].x);
+    float y[HEAD_DIM / WARP];
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / WARP; i++) y[i] = 0.f;
+    for (int s = 0; s < run.splits; s++) {
+        float2 ml = part_ml[row + s * ROWS];
+        const float *o = part_o + (row + s * ROWS) * HEAD_DIM + lane;
+        float f = exp2f(ml.x - top);
+        total += f * ml.y;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / WARP; i++) y[i] += f * o[i * WARP];
+    }
+    u16 *to = attended + ((long long)(run.row0 + token) * HEADS + work.y * GROUP + r % GROUP) * HEAD_DIM + lane;
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / WARP; i++) to[i * WARP] = f32_to_half(y[i] / total);
+}

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use contract::cost::StepCost;
 use contract::generation::Tenant;
 use contract::policy::{Decision, SchedulePolicy};
@@ -169,8 +169,9 @@ impl Replica {
     }
 
     pub fn check(&self) -> Result<()> {
-        let checked = self.scheduler.check();
-        ensure!(checked.is_ok(), "step {}: {}", self.counts.steps, checked.unwrap_err());
+        if let Err(why) = self.scheduler.check() {
+            bail!("step {}: {why}", self.counts.steps);
+        }
         let pages = self.scheduler.pages();
         let sum = pages.free + pages.cached + pages.used;
         ensure!(sum == self.machine.config.pages, "step {}: {pages:?} are {sum} pages", self.counts.steps);

@@ -58,7 +58,7 @@ pub fn run(policy: &str, settings: Option<&str>, seed: u64, steps: u64) -> Resul
 }
 
 fn one(policy: &str, settings: Option<&str>, machine: Machine, rng: &mut Rng, total: &mut Counts) -> Result<()> {
-    let policy = policies::load(policy, settings, rng.next())?;
+    let policy = policies::load(policy, settings, rng.word())?;
     let config = machine.config.clone();
     let mut replica = Replica::new(machine, policy, false)?;
     let mut jobs: Vec<Job> = Vec::new();

@@ -210,20 +210,18 @@ impl FairPolicy {
 
     /// The next request of a tenant, from a place on, that may have a grant.
     fn next_of(&self, tenant: u32, from: Place<u32>, room: &mut Room, decision: &Decision) -> Option<Turn> {
-        let requests = self.queue.open_from(from).take_while(|request| request.place.0 == tenant);
-        for request in requests.filter(|request| !decision.preempt.contains(&request.arrival.slot)) {
-            if !request.running {
-                let known = self.tenants.get(&tenant)?;
-                // Within a tenant nobody overtakes who finds no place.
-                if !self.may_sit(known, room.seats) || !room.admit(request) {
-                    return None;
-                }
+        let mut requests = self.queue.open_from(from).take_while(|request| request.place.0 == tenant);
+        let request = requests.find(|request| !decision.preempt.contains(&request.arrival.slot))?;
+        if !request.running {
+            let known = self.tenants.get(&tenant)?;
+            // Within a tenant nobody overtakes who finds no place.
+            if !self.may_sit(known, room.seats) || !room.admit(request) {
+                return None;
             }
-            let (id, at, slot) = request.place;
-            let next = (id, at, slot + 1);
-            return Some(Turn { slot, start: request.start(), need: request.need(), sits: !request.running, next });
         }
-        None
+        let (id, at, slot) = request.place;
+        let next = (id, at, slot + 1);
+        Some(Turn { slot, start: request.start(), need: request.need(), sits: !request.running, next })
     }
 
     /// One grant after another to the tenant with the smallest counter, until the step is full.

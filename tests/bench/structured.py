@@ -12,7 +12,8 @@ The first form asks the server for one answer per schema, temperature 1, and val
 Overhead is the time of computing masks over the time of the model's steps, from the server's own metrics. Prints a
 table and writes tests/bench/results/structured-*.json.
 
-The second form runs the JSON Schema suite without a model: no text that the suite calls invalid may pass the grammar.
+The second form needs no model: no text that the JSON Schema suite calls invalid may pass its grammar, and random texts
+under the grammars of the same 500 schemas must all validate.
 `check_schemas` is built by `cargo build --release -p grammar --example check_schemas`.
 """
 
@@ -366,7 +367,28 @@ def suite(args):
           f"{missed} valid ones that an answer would spell or order otherwise")
     for line in wrong:
         print("WRONG", line)
-    return not wrong
+    return walks(args) and not wrong
+
+
+def walks(args):
+    """Random texts under the grammars of the same schemas that the first form asks a model for."""
+    rows = schemas(args)
+    lines = [json.dumps({"schema": schema, "walks": 8}) for _, schema in rows]
+    done = subprocess.run([args.check], input="\n".join(lines) + "\n", capture_output=True, text=True, check=True)
+    refused, total, invalid = 0, 0, []
+    for (source, schema), line in zip(rows, done.stdout.splitlines()):
+        answer = json.loads(line)
+        refused += "refused" in answer
+        for text in answer.get("walks", []):
+            total += 1
+            try:
+                jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+            except (json.JSONDecodeError, jsonschema.ValidationError) as error:
+                invalid.append(f"{source}: {text[:200]}: {str(error).splitlines()[0]}: {json.dumps(schema)[:300]}")
+    print(f"{len(rows)} schemas, {refused} refused ({100 * refused / len(rows):.1f} %); {total} random answers, {len(invalid)} invalid")
+    for line in invalid[:20]:
+        print("INVALID", line)
+    return not invalid
 
 
 def main():

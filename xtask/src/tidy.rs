@@ -55,6 +55,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("wasmtime", &["plugin-host"]),
     ("axum", &["api"]),
     ("clap", &["server"]),
+    ("hf-hub", &["server"]),
     ("tokenizers", &["text"]),
     ("llguidance", &["grammar"]),
     ("wit-component", &["componentize"]),

@@ -31,7 +31,7 @@ pub enum Command {
 
 #[derive(Clone, Debug, Default, Args)]
 pub struct ServeArgs {
-    /// GGUF file, Hugging Face folder or script:FILE.json.
+    /// GGUF file, Hugging Face folder, hf:ORG/NAME[:FILE or :REVISION] or script:FILE.json.
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     pub source: Option<String>,
     /// The same as the positional MODEL.

@@ -60,6 +60,12 @@ pub struct ServerTable {
     pub body_mib_max: Option<u32>,
     #[arg(skip)]
     pub sequences_max: Option<u32>,
+    /// Where `hf:` models are fetched from.
+    #[arg(skip)]
+    pub hub_endpoint: Option<String>,
+    /// Folder for fetched models.
+    #[arg(skip)]
+    pub hub_cache: Option<PathBuf>,
     /// Origin whose pages may read answers in a browser; an empty text allows none.
     #[arg(skip)]
     pub cors_origin: Option<String>,
@@ -192,7 +198,7 @@ impl ConfigFile {
     }
 
     fn rebase(&mut self, base: &Path) {
-        for path in [&mut self.server.keys_file, &mut self.server.plugin_cache] {
+        for path in [&mut self.server.keys_file, &mut self.server.plugin_cache, &mut self.server.hub_cache] {
             if let Some(path) = path.as_mut().filter(|path| !path.as_os_str().is_empty()) {
                 *path = base.join(&path);
             }

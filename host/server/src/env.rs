@@ -1,10 +1,13 @@
-//! The environment, read once: the config file's path and the log filter. Nothing else is configured through it.
+//! The environment, read at start: the config file's path, the log filter, and what every program of the model hub
+//! finds there. Nothing else is configured through it.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use tracing_subscriber::EnvFilter;
+
+use crate::hub::Secret;
 
 /// Path of the config file, when `--config` is not given.
 pub const CONFIG_VARIABLE: &str = "TOKENLOOM_CONFIG";
@@ -39,6 +42,27 @@ impl Environment {
     }
 }
 
+/// The hub's own variables, so that models which other programs fetched are found.
+#[derive(Clone, Debug, Default)]
+pub struct HubEnvironment {
+    /// `HF_ENDPOINT`
+    pub endpoint: Option<String>,
+    /// `HF_HOME/hub`, else the user's cache.
+    pub cache: Option<PathBuf>,
+    /// `HF_TOKEN`
+    pub token: Option<Secret>,
+}
+
+pub fn hub() -> HubEnvironment {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let own = || Some(home()?.join(".cache/huggingface"));
+    HubEnvironment {
+        endpoint: variable("HF_ENDPOINT"),
+        cache: variable("HF_HOME").map(PathBuf::from).or_else(own).map(|home| home.join("hub")),
+        token: variable("HF_TOKEN").map(Secret),
+    }
+}
+
 /// Where compiled plugins are kept unless the config names another folder: the user's cache.
 pub fn plugin_cache_default() -> Option<PathBuf> {
     user_cache("plugins")
@@ -51,6 +75,9 @@ pub fn kernel_cache() -> Option<PathBuf> {
 
 fn user_cache(what: &str) -> Option<PathBuf> {
     let caches = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
-    let home = std::env::home_dir().filter(|home| home.is_absolute())?;
-    Some(home.join(caches).join("tokenloom").join(what))
+    Some(home()?.join(caches).join("tokenloom").join(what))
+}
+
+fn home() -> Option<PathBuf> {
+    std::env::home_dir().filter(|home| home.is_absolute())
 }

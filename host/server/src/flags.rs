@@ -64,7 +64,8 @@ const FOREIGN: &[(&[&str], &str, &str)] = &[
     (&["--speculative-config"], "vLLM", "not supported yet"),
     (&["--enable-lora", "--lora-modules"], "vLLM", "not supported yet"),
     (&["--limit-mm-per-prompt", "--mm-processor-kwargs"], "vLLM", "not supported; text models only"),
-    (&["--revision", "--download-dir"], "vLLM", "--model FOLDER, a folder that was fetched before"),
+    (&["--revision"], "vLLM", "--model hf:ORG/NAME:REVISION"),
+    (&["--download-dir"], "vLLM", "hub_cache in the config file's [server]"),
 ];
 
 /// What to tell somebody who typed `flag`; `None` when nobody has such a flag.

@@ -15,6 +15,7 @@ pub mod config;
 pub mod device;
 pub mod env;
 mod flags;
+pub mod hub;
 mod keys;
 pub mod plugin_cmd;
 mod progress;

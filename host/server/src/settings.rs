@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use crate::cli::ServeArgs;
 use crate::config::{ConfigFile, EngineTable, ModelTable, PluginTable, SamplingTable, ServerTable};
 use crate::device::Device;
+use crate::hub::{ENDPOINT_DEFAULT, HubSettings};
 use crate::source::Source;
 
 /// Only this machine can reach the server unless the operator says otherwise.
@@ -65,6 +66,8 @@ pub struct ServerSettings {
 pub struct EngineSettings {
     pub name: String,
     pub source: Source,
+    /// Where a model of a hub comes from.
+    pub hub: HubSettings,
     pub device: Device,
     /// Random weights instead of the model's.
     pub dummy: bool,
@@ -125,7 +128,8 @@ impl Settings {
         lay_engine_flags(args, &mut file)?;
         let mut warnings = Vec::new();
         let server = read_server(&args.server, &file.server)?;
-        let engines = file.engine.iter().map(|(name, table)| read_engine(name, table, &mut warnings));
+        let hub = read_hub(&file.server);
+        let engines = file.engine.iter().map(|(name, table)| read_engine(name, table, &hub, &mut warnings));
         let engines = engines.collect::<anyhow::Result<Vec<_>>>()?;
         lay_model_flags(args, &mut file, &engines)?;
         let models = file.model.iter().map(|table| read_model(table, &engines));
@@ -283,10 +287,27 @@ fn read_server(flags: &ServerTable, table: &ServerTable) -> anyhow::Result<Serve
     })
 }
 
-fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> anyhow::Result<EngineSettings> {
+/// The file's word on the hub; what it leaves out is as other programs of the hub have it.
+fn read_hub(table: &ServerTable) -> HubSettings {
+    let known = crate::env::hub();
+    HubSettings {
+        endpoint: table.hub_endpoint.clone().or(known.endpoint).unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned()),
+        cache: table.hub_cache.clone().or(known.cache),
+        token: known.token,
+    }
+}
+
+fn read_engine(
+    name: &str,
+    table: &EngineTable,
+    hub: &HubSettings,
+    warnings: &mut Vec<String>,
+) -> anyhow::Result<EngineSettings> {
     let read = || -> anyhow::Result<EngineSettings> {
-        let source =
-            table.source.as_deref().context("`source` is missing: a GGUF file, a folder or script:FILE.json")?;
+        let source = table
+            .source
+            .as_deref()
+            .context("`source` is missing: a GGUF file, a folder, hf:ORG/NAME or script:FILE.json")?;
         check("max_model_len", table.max_model_len, 1, 1 << 30)?;
         check("max_num_seqs", table.max_num_seqs.map(u32::from), 1, 4096)?;
         check("max_num_batched_tokens", table.max_num_batched_tokens, 1, 65_536)?;
@@ -300,6 +321,7 @@ fn read_engine(name: &str, table: &EngineTable, warnings: &mut Vec<String>) -> a
         Ok(EngineSettings {
             name: name.to_string(),
             source,
+            hub: hub.clone(),
             device,
             dummy: table.load_format.as_deref() == Some("dummy"),
             gpu_memory_utilization: table.gpu_memory_utilization,
@@ -350,7 +372,7 @@ fn check_weights(table: &EngineTable, source: &Source) -> anyhow::Result<()> {
     }
     match table.load_format.as_deref() {
         None | Some("auto") => {}
-        Some("dummy") if matches!(source, Source::Folder(_)) => {}
+        Some("dummy") if matches!(source, Source::Folder(_) | Source::Hub(_)) => {}
         Some("dummy") => bail!("load_format `dummy` needs a folder with a config.json, and {source} is none"),
         Some(format) => bail!("load_format `{format}` is not one of auto, dummy"),
     }

@@ -4,6 +4,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
+use model::gguf::split::part_of;
+
+use crate::hub::HubModel;
 
 /// Where a model comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +15,8 @@ pub enum Source {
     /// A Hugging Face folder.
     Folder(PathBuf),
     Script(PathBuf),
+    /// `hf:ORG/NAME`: fetched when it is loaded.
+    Hub(HubModel),
 }
 
 const SCRIPT: &str = "script:";
@@ -23,11 +28,8 @@ impl Source {
         if let Some(file) = text.strip_prefix(SCRIPT) {
             return Ok(Self::Script(existing(file, "script")?));
         }
-        if let Some(repository) = text.strip_prefix(HUB) {
-            bail!(
-                "model `{text}`: fetching from the hub is not supported yet; download {repository} (a GGUF file) \
-                 and give its path"
-            );
+        if let Some(model) = text.strip_prefix(HUB) {
+            return Ok(Self::Hub(HubModel::parse(model)?));
         }
         let path = existing(text, "model")?;
         if path.is_dir() {
@@ -38,9 +40,16 @@ impl Source {
 
     /// What the model is called when nobody gives it a name: the file's or folder's own.
     pub fn default_name(&self) -> String {
-        let (Self::Gguf(path) | Self::Folder(path) | Self::Script(path)) = self;
+        let path = match self {
+            Self::Hub(model) => return model.default_name(),
+            Self::Gguf(path) | Self::Folder(path) | Self::Script(path) => path,
+        };
         let name = if matches!(self, Self::Folder(_)) { path.file_name() } else { path.file_stem() };
-        name.map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+        let Some(name) = name.map(|name| name.to_string_lossy().into_owned()) else {
+            return path.display().to_string();
+        };
+        // The first part of several stands for all.
+        part_of(&format!("{name}.gguf")).map_or(name.clone(), |part| part.stem.to_owned())
     }
 }
 
@@ -49,6 +58,7 @@ impl fmt::Display for Source {
         match self {
             Self::Gguf(path) | Self::Folder(path) => write!(f, "{}", path.display()),
             Self::Script(path) => write!(f, "{SCRIPT}{}", path.display()),
+            Self::Hub(model) => model.fmt(f),
         }
     }
 }
@@ -56,7 +66,7 @@ impl fmt::Display for Source {
 fn existing(text: &str, what: &str) -> anyhow::Result<PathBuf> {
     let path = PathBuf::from(text);
     if !path.exists() {
-        bail!("{what} `{text}` does not exist; give a GGUF file, a folder, or {SCRIPT}FILE.json");
+        bail!("{what} `{text}` does not exist; give a GGUF file, a folder, {HUB}ORG/NAME, or {SCRIPT}FILE.json");
     }
     Ok(path)
 }
@@ -86,7 +96,14 @@ mod tests {
         assert_eq!(Source::parse(&format!("script:{text}")).unwrap(), Source::Script(file));
         let parsed = Source::parse(&folder.path().display().to_string()).unwrap();
         assert_eq!(parsed, Source::Folder(folder.path().into()));
-        assert_eq!(Source::Gguf("a/SmolLM2.Q4_1.gguf".into()).default_name(), "SmolLM2.Q4_1");
+        for (source, name) in [
+            (Source::Gguf("a/SmolLM2.Q4_1.gguf".into()), "SmolLM2.Q4_1"),
+            (Source::Gguf("a/m-00001-of-00003.gguf".into()), "m"),
+            (Source::Folder("a/b.c".into()), "b.c"),
+            (Source::parse("hf:org/m").unwrap(), "m"),
+        ] {
+            assert_eq!(source.default_name(), name);
+        }
     }
 
     #[test]
@@ -94,7 +111,7 @@ mod tests {
         let error = |text: &str| Source::parse(text).unwrap_err().to_string();
         assert!(error("no/such.gguf").contains("`no/such.gguf` does not exist"));
         assert!(error("script:no.json").starts_with("script `no.json`"));
-        assert!(error("hf:a/b").contains("not supported yet"));
+        assert!(error("hf:a").contains("`hf:a` is not hf:ORG/NAME"));
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub fn load(
     settings: &EngineSettings,
     asked: &LoadOptions,
 ) -> anyhow::Result<(Box<dyn Backend>, MemoryPlan)> {
-    let mut progress = Progress::new(&settings.name);
+    let mut progress = Progress::new("loading", &settings.name);
     let loaded: (Box<dyn Backend>, _) = match settings.device {
         Device::Cpu => {
             let (backend, plan) = backend_cpu::load(spec, asked, &mut |done| progress.update(done))?;
@@ -52,11 +52,7 @@ pub fn load(
 
 fn cuda_options(settings: &EngineSettings, ordinal: usize) -> CudaOptions {
     CudaOptions {
-        device: DeviceOptions {
-            ordinal,
-            kernel_cache: crate::env::kernel_cache(),
-            arch: settings.cuda_arch,
-        },
+        device: DeviceOptions { ordinal, kernel_cache: crate::env::kernel_cache(), arch: settings.cuda_arch },
         memory_fraction: settings.gpu_memory_utilization.unwrap_or(CudaOptions::default().memory_fraction),
         graphs: !settings.enforce_eager,
     }

@@ -79,6 +79,7 @@ pub fn start(settings: &EngineSettings, plugins: &Plugins, registry: &mut Regist
     let loaded = match &settings.source {
         Source::Script(path) => load_script(path, settings, &asked)?,
         Source::Gguf(path) | Source::Folder(path) => load_model(path, settings, &asked)?,
+        Source::Hub(model) => load_model(&model.fetch(&settings.hub, !settings.dummy)?, settings, &asked)?,
     };
     let scheduler = policy.as_ref().map(|policy| policy.name().to_string());
     let LoadedBackend { backend, plan, files, family, warnings } = loaded;

@@ -8,6 +8,7 @@ use contract::{PAGE_TOKENS, Slot};
 use crate::limits::Tick;
 use crate::queue::Scheduler;
 use crate::request::Entry;
+use crate::room::Outlook;
 
 /// Bookkeeping between two deltas. Without a policy nothing is kept.
 #[derive(Default)]
@@ -179,13 +180,13 @@ impl Scheduler {
     }
 
     fn limits(&self, tick: &Tick) -> Limits {
-        let (token_budget, decode_us) = self.outlook(tick);
+        let Outlook { rows, target_us, decode_us } = self.outlook(tick);
         Limits {
             step: self.steps + 1,
             now_us: tick.now_us,
-            token_budget,
+            token_budget: rows,
             tokens_max: tick.token_budget.min(self.config.max_rows),
-            target_us: tick.target_us,
+            target_us,
             decode_us,
             cost: tick.cost,
             free_seats: self.seats.free_count(),

@@ -51,7 +51,7 @@ impl Scheduler {
     pub(crate) fn room(&self, tick: &Tick, decodes: Decodes) -> Room {
         let free_rows = PREFILL_ROWS_MIN.max(self.config.resume_align);
         let most = tick.token_budget.max(decodes.rows.saturating_add(free_rows)).min(self.config.max_rows);
-        let us = match tick.target_us {
+        let us = match decodes.target_us(tick) {
             0 => f64::INFINITY,
             target_us => (f64::from(target_us) - decodes.us(tick)).max(f64::from(tick.cost.fixed_us)),
         };
@@ -59,9 +59,8 @@ impl Scheduler {
         Room { rows, us, free_rows, cost: tick.cost, closed: false, in_order: false, now_us: tick.now_us }
     }
 
-    /// Rows of the next step that a policy may count on (those of decoding requests, and what fits the time at the depth
-    /// of the deepest prompt that runs), and what it takes without prompts, in microseconds.
-    pub(crate) fn outlook(&self, tick: &Tick) -> (u32, u32) {
+    /// The next step as a policy may count on it.
+    pub(crate) fn outlook(&self, tick: &Tick) -> Outlook {
         let (mut decodes, mut depth) = (Decodes::default(), 0);
         for entry in self.running.iter().map(|&slot: &Slot| self.entry(slot)) {
             if entry.is_decoding() {
@@ -71,9 +70,25 @@ impl Scheduler {
             }
         }
         let prompts = self.room(tick, decodes).rows_from(depth);
-        (decodes.rows.saturating_add(prompts).min(self.config.max_rows), decodes.us(tick) as u32)
+        Outlook {
+            rows: decodes.rows.saturating_add(prompts).min(self.config.max_rows),
+            target_us: decodes.target_us(tick),
+            decode_us: decodes.us(tick) as u32,
+        }
     }
 }
+
+pub(crate) struct Outlook {
+    /// Those of decoding requests, and what fits the time at the depth of the deepest prompt that runs.
+    pub rows: u32,
+    pub target_us: u32,
+    /// What the step takes without prompts.
+    pub decode_us: u32,
+}
+
+/// A step in which nobody decodes may take so many times the target: nobody feels its length but who arrives meanwhile,
+/// and small steps read the weights more often.
+const WITHOUT_ANSWERS: u32 = 5;
 
 /// The decoding rows of a step, and the tokens that they attend to, all together.
 #[derive(Clone, Copy, Debug, Default)]
@@ -86,6 +101,11 @@ impl Decodes {
     pub fn add(&mut self, context: u32) {
         self.rows += 1;
         self.context += u64::from(context);
+    }
+
+    /// Wanted time of a step with these rows; 0: none.
+    fn target_us(self, tick: &Tick) -> u32 {
+        if self.rows > 0 { tick.target_us } else { tick.target_us.saturating_mul(WITHOUT_ANSWERS) }
     }
 
     /// A step of these rows alone.

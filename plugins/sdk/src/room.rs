@@ -7,7 +7,7 @@ use crate::scheduler::{Limits, StepCost};
 const FREE_ROWS: u32 = 16;
 
 /// What is left of a step while a policy shares it out.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Room {
     pub tokens: u32,
     pub seats: u32,

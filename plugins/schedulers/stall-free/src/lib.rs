@@ -75,9 +75,9 @@ impl Candidate {
     }
 
     /// Gives it what fits, unless that is too little to be worth it.
-    fn grow(&mut self, room: &Room, limit: &Room) -> u32 {
+    fn grow(&self, room: &Room) -> u32 {
         let start = self.start + self.granted;
-        let more = (self.need - self.granted).min(room.tokens_from(start)).min(limit.tokens_from(start));
+        let more = (self.need - self.granted).min(room.tokens_from(start));
         if more < CHUNK_MIN && self.granted + more < self.need { 0 } else { more }
     }
 
@@ -129,21 +129,17 @@ impl StallFreePolicy {
                 candidate.take(&mut rest, need);
             }
         }
-        // Then chunks: each takes half of what is left, the oldest its own share and whatever nobody wants.
-        let partial = all.iter_mut().filter(|candidate| candidate.granted == 0 && candidate.slot != oldest);
-        for candidate in partial.take(PARTIAL_MAX - 1) {
-            let more = candidate.grow(&rest, &rest.part(0.5));
+        // Then chunks: the shortest remainder takes all it can use, so that equal prompts end one after the other and not
+        // all at the end; the oldest has its own share besides, and whatever nobody wants.
+        if !all.iter().any(|candidate| candidate.slot == oldest && candidate.granted == 0) {
+            rest.join(&std::mem::take(&mut kept));
+        }
+        for candidate in all.iter_mut().filter(|candidate| candidate.granted == 0) {
+            if candidate.slot == oldest {
+                rest.join(&std::mem::take(&mut kept));
+            }
+            let more = candidate.grow(&rest);
             candidate.take(&mut rest, more);
-        }
-        if let Some(candidate) = all.iter_mut().find(|candidate| candidate.slot == oldest) {
-            kept.join(&rest);
-            let more = candidate.grow(&kept, &kept);
-            candidate.take(&mut kept, more);
-        }
-        // What the oldest did not need.
-        for candidate in &mut all {
-            let more = candidate.grow(&kept, &kept);
-            candidate.take(&mut kept, more);
         }
         all
     }

@@ -58,11 +58,6 @@ __device__ __forceinline__ u32 half_pack(float lo, float hi) {
 }
 #endif
 __device__ __forceinline__ u16 f32_to_half(float x) { return (u16)(half_pack(x, 0.f) & 0xffff); }
-#define bf16_lo half_lo
-#define bf16_hi half_hi
-#define bf16_pack half_pack
-#define f32_to_bf16 f32_to_half
-#define bf16_to_f32 half_to_f32
 
 // --- memory ---------------------------------------------------------------------------------------------------------
 

@@ -247,12 +247,13 @@ impl Shared {
             (place, found, why) = (place + &step, child, error);
         }
         let keyword = found.as_object().and_then(|map| {
-            let keywords = map.keys().filter(|key| !matches!(key.as_str(), "$defs" | "x-guidance" | "type"));
-            keywords.cloned().find(|key| {
+            let mut keywords = map.keys().filter(|key| !matches!(key.as_str(), "$defs" | "x-guidance" | "type"));
+            let to_blame = keywords.find(|key| {
                 let mut without = map.clone();
-                without.shift_remove(key);
+                without.shift_remove(*key);
                 fails(&Value::Object(without)).is_none()
-            })
+            });
+            to_blame.cloned()
         });
         GrammarError::schema(place, keyword.as_deref(), short(&why))
     }

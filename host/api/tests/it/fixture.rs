@@ -287,7 +287,7 @@ impl ChatTemplate for Plain {
 pub struct Think(pub Requirements);
 
 impl Think {
-    pub fn new(forced_close: &str) -> Arc<dyn OutputStage> {
+    pub fn stage(forced_close: &str) -> Arc<dyn OutputStage> {
         let markers = vec!["<think>".to_owned(), "</think>".to_owned()];
         let span = ReasoningSpan {
             open: markers[0].clone(),

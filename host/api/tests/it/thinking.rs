@@ -9,7 +9,7 @@ const FORCED: &str = "\nTime is up.</think>\n\n";
 /// A model that thinks, playing these tokens.
 fn thinker(tokens: Value, turn_prefix: &'static str) -> TestServer {
     let response = json!({"tokens": tokens, "special": ["<think>", "</think>"], "finish": "stop"});
-    let stages = Some(vec![Think::new(FORCED)]);
+    let stages = Some(vec![Think::stage(FORCED)]);
     serve(json!({"responses": [response]}), Setup { stages, turn_prefix, ..Setup::default() })
 }
 

@@ -80,7 +80,8 @@ fn rewritten_keywords() {
 /// Bounds on properties that cannot be missed are left out: the library takes few of them.
 #[test]
 fn bounds_that_hold_by_themselves() {
-    let closed = |most: u32| json!({"properties": {"a": {}, "b": {}}, "additionalProperties": false, "maxProperties": most});
+    let closed =
+        |most: u32| json!({"properties": {"a": {}, "b": {}}, "additionalProperties": false, "maxProperties": most});
     expect(closed(2), json!({"properties": {"a": {}, "b": {}}, "additionalProperties": false}));
     expect(closed(1), closed(1));
     expect(json!({"required": ["a"], "minProperties": 1}), json!({"required": ["a"]}));

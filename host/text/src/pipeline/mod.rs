@@ -302,7 +302,7 @@ impl OutputPipeline {
             self.added(token, text);
         } else {
             let piece = TextPiece { text: self.detokenizer.push(token), token: None };
-            self.to_stops(piece, text);
+            self.feed_stops(piece, text);
         }
     }
 
@@ -320,19 +320,19 @@ impl OutputPipeline {
     fn added(&mut self, token: TokenId, text: &mut Vec<TextPiece>) {
         self.break_character(text);
         let own = self.detokenizer.push(token);
-        self.to_stops(TextPiece { text: own, token: Some(token) }, text);
+        self.feed_stops(TextPiece { text: own, token: Some(token) }, text);
     }
 
     fn break_character(&mut self, text: &mut Vec<TextPiece>) {
         let broken = TextPiece { text: self.detokenizer.finish().to_owned(), token: None };
-        self.to_stops(broken, text);
+        self.feed_stops(broken, text);
     }
 
     fn may_stop(&self) -> bool {
         self.completion_tokens >= self.min_tokens
     }
 
-    fn to_stops(&mut self, piece: TextPiece, text: &mut Vec<TextPiece>) {
+    fn feed_stops(&mut self, piece: TextPiece, text: &mut Vec<TextPiece>) {
         if self.may_stop() {
             self.stops.push(piece, text);
         } else {

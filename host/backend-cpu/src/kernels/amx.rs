@@ -15,7 +15,7 @@ use super::tile::{EXPANDED_BYTES, Target};
 use super::{BLOCK, GROUP_ROWS};
 
 /// Rows from which on it pays to expand a tile and fill the unit.
-pub(super) const ROWS_MIN: usize = 8;
+pub(super) const ROWS_MIN: usize = 9;
 
 /// Products that are on their way at once, each in a register of its own.
 const FLIGHT: usize = 4;

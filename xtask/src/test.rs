@@ -27,11 +27,27 @@ pub fn run(root: &Path) -> Result<()> {
     stage.run("model", || demo::fetch_model(root).map(drop))?;
     stage.run("host", || tests(root))?;
     stage.run("plugins, rebuilt", || plugins::rebuild_and_test(root))?;
-    stage.run("clients", || clients::run(root, &[]))?;
-    stage.run("kernels", || kernels::run(root))?;
+    stage.run("clients", || with_tools(&["venv", "node", "npm"], || clients::run(root, &[])))?;
+    stage.run("kernels", || with_tools(&["venv"], || kernels::run(root)))?;
     stage.run("fuzz", || fuzz::run(root, FUZZ_SECONDS))?;
     stage.report();
     Ok(())
+}
+
+/// CI has every tool; a contributor's machine need not, and is told what was left out.
+fn with_tools(tools: &[&str], work: impl FnOnce() -> Result<()>) -> Result<()> {
+    let there = |tool: &&str| match *tool {
+        // Debian's Python comes without the part that makes virtual environments.
+        "venv" => has("python3", &["-c", "import ensurepip"]),
+        other => has(other, &[]),
+    };
+    match tools.iter().find(|tool| !there(tool)) {
+        Some(tool) if std::env::var_os("CI").is_none() => {
+            println!("not run: {tool} is missing (on Debian: `bash xtask/ci-tools.sh`)");
+            Ok(())
+        }
+        _ => work(),
+    }
 }
 
 /// nextest where it is installed, cargo's own runner elsewhere.

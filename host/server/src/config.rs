@@ -121,16 +121,16 @@ pub struct EngineTable {
     /// Run every step on a GPU launch by launch, without captured graphs: for finding faults.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub enforce_eager: Option<bool>,
-    /// Type of cached keys and values; `auto` is what the backend does best.
-    #[arg(long, value_name = "T")]
-    pub kv_cache_dtype: Option<String>,
-    /// Quantisation of the weights at load; GGUF files bring their own.
-    #[arg(long, value_name = "Q")]
-    pub quantization: Option<String>,
-    /// `auto` reads the weights, `dummy` makes them up.
     /// Compile kernels as for an older card (70, 75, 80, 89): for checking their code paths.
     #[arg(long, value_name = "CC", allow_negative_numbers = true, value_parser = value_parser!(u32).range(70..=120))]
     pub cuda_arch: Option<u32>,
+    /// Type of cached keys and values; `auto` is what the backend does best.
+    #[arg(long, value_name = "T")]
+    pub kv_cache_dtype: Option<String>,
+    /// Quantise the weights at load: `fp8`, on CUDA. GGUF files and FP8 checkpoints bring their own.
+    #[arg(long, value_name = "fp8")]
+    pub quantization: Option<String>,
+    /// `auto` reads the weights, `dummy` makes them up.
     #[arg(long, value_name = "auto|dummy")]
     pub load_format: Option<String>,
     /// A tokenizer.json to use instead of the model's own.

@@ -24,12 +24,17 @@ pub fn run(root: &Path, args: &[&str]) -> Result<()> {
     let node = node(&cache, &tests)?;
     Step::new(commands.join("python"), &tests)
         .args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5"])
-        .args([Path::new("--binary"), &binary, Path::new("--node"), &node, Path::new("--bin"), &commands])
+        // Before it has read the options' definitions, pytest takes a path that stands alone for a folder of tests.
+        .args([("binary", &binary), ("node", &node), ("bin", &commands)].map(option))
         .args(args)
         // Litellm asks the network for prices at import otherwise.
         .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .check()
+}
+
+fn option((name, path): (&str, &PathBuf)) -> String {
+    format!("--{name}={}", path.display())
 }
 
 /// A virtual environment with the listed packages; answers the folder of its commands.

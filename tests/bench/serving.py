@@ -5,6 +5,7 @@ import json
 import platform
 import random
 import re
+import socket
 import subprocess
 import threading
 import time
@@ -76,7 +77,9 @@ def ask(server, prompt, tokens, headers=None, cancel=None, **fields):
     try:
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json", **(headers or {})})
         if isinstance(cancel, float):
-            timer = threading.Timer(cancel, lambda: connection.sock and connection.sock.shutdown(2))
+            # The connection forgets its socket as soon as the response's head is there.
+            sock = connection.sock
+            timer = threading.Timer(cancel, lambda: sock.shutdown(socket.SHUT_RDWR))
             timer.start()
         response = connection.getresponse()
         answer.status = response.status

@@ -10,6 +10,7 @@ use contract::sampling::SamplingParams;
 use text::grammar::GrammarError;
 use text::{ChatJob, ConstraintJob, ConstraintPlan, OutputJob, Prepared, TextError};
 
+use crate::clock;
 use crate::error::{ApiError, Code};
 use crate::state::{SamplingDefaults, ServedModel};
 use crate::wire::chat::ChatPrompt;
@@ -65,8 +66,22 @@ pub fn chat_job(model: &ServedModel, prompt: &ChatPrompt, now: String) -> ChatJo
     }
 }
 
-/// Renders, tokenizes and checks a chat request.
-pub fn chat(
+/// Renders, tokenizes and checks a chat request on the blocking pool; what the template did not read comes last.
+pub async fn chat(
+    model: &Arc<ServedModel>,
+    common: Common,
+    prompt: ChatPrompt,
+    created: u64,
+) -> Result<(Common, Job, Vec<String>), ApiError> {
+    let on = Arc::clone(model);
+    blocking(move || {
+        let (job, unread) = chat_here(&on, &common, &prompt, clock::rfc3339(created))?;
+        Ok((common, job, unread))
+    })
+    .await
+}
+
+fn chat_here(
     model: &ServedModel,
     common: &Common,
     prompt: &ChatPrompt,

@@ -41,13 +41,8 @@ async fn answer(state: ApiState, id: RequestId, headers: HeaderMap, body: Body) 
     let permit = state.0.admission.admit(1)?;
     let created = clock::unix_seconds();
 
-    let (common, prompt, on) = (request.common, request.prompt, Arc::clone(&model));
-    let (common, job, unread) = prepare::blocking(move || {
-        let (job, unread) = prepare::chat(&on, &common, &prompt, clock::rfc3339(created))?;
-        Ok((common, job, unread))
-    })
-    .await
-    .map_err(|error| renamed(error, NAMES))?;
+    let (common, job, unread) =
+        prepare::chat(&model, request.common, request.prompt, created).await.map_err(|error| renamed(error, NAMES))?;
     let warnings = warnings(&state, &common.ignored, unread)?;
 
     let frame = frame(&state, &model, &common, PREFIX, created);

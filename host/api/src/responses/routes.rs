@@ -44,13 +44,8 @@ pub async fn post(
     let permit = state.0.admission.admit(1)?;
     let created = clock::unix_seconds();
 
-    let (common, prompt, on) = (chat.common, chat.prompt, Arc::clone(&model));
-    let (common, job, unread) = prepare::blocking(move || {
-        let (job, unread) = prepare::chat(&on, &common, &prompt, clock::rfc3339(created))?;
-        Ok((common, job, unread))
-    })
-    .await
-    .map_err(|error| renamed(error, NAMES))?;
+    let (common, job, unread) =
+        prepare::chat(&model, chat.common, chat.prompt, created).await.map_err(|error| renamed(error, NAMES))?;
     let warnings = warnings(&state, &common.ignored, unread)?;
     echo.insert("temperature".into(), json!(job.sampling.temperature));
     echo.insert("top_p".into(), json!(job.sampling.top_p));

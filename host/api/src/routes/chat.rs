@@ -30,12 +30,7 @@ pub async fn post(
     let permit = state.0.admission.admit(request.common.n)?;
     let created = clock::unix_seconds();
 
-    let (common, prompt, on) = (request.common, request.prompt, Arc::clone(&model));
-    let (common, job, unread) = prepare::blocking(move || {
-        let (job, unread) = prepare::chat(&on, &common, &prompt, clock::rfc3339(created))?;
-        Ok((common, job, unread))
-    })
-    .await?;
+    let (common, job, unread) = prepare::chat(&model, request.common, request.prompt, created).await?;
     let warnings = warnings(&state, &common.ignored, unread)?;
 
     let frame = frame(&state, &model, &common, "chatcmpl-", created);

@@ -11,9 +11,21 @@ pub struct Row {
     pub sequence: u32,
 }
 
+/// A recurrent state that is copied while a batch runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Save {
+    /// Index into [`Batch::sequences`].
+    pub sequence: usize,
+    /// After so many of the sequence's rows in the batch, at least one.
+    pub rows: usize,
+    pub slot: usize,
+}
+
 /// Consecutive rows of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence {
+    /// Whose recurrent state it goes on from.
+    pub seat: usize,
     pub first_row: usize,
     pub rows: usize,
     /// Position of the first row.
@@ -29,6 +41,8 @@ pub struct Batch {
     pub rows: Vec<Row>,
     pub sequences: Vec<Sequence>,
     pub pages: Vec<PageId>,
+    /// Few: at most one for some thousand rows, and one for each sequence's end.
+    pub saves: Vec<Save>,
 }
 
 impl Batch {
@@ -37,6 +51,7 @@ impl Batch {
             rows: Vec::with_capacity(rows),
             sequences: Vec::with_capacity(sequences),
             pages: Vec::with_capacity(pages),
+            saves: Vec::new(),
         }
     }
 
@@ -44,12 +59,14 @@ impl Batch {
         self.rows.clear();
         self.sequences.clear();
         self.pages.clear();
+        self.saves.clear();
     }
 
     /// Adds a sequence's rows.
-    pub fn push(&mut self, first_position: u32, tokens: &[TokenId], pages: &[PageId]) {
+    pub fn push(&mut self, seat: usize, first_position: u32, tokens: &[TokenId], pages: &[PageId]) {
         let sequence = self.sequences.len() as u32;
         self.sequences.push(Sequence {
+            seat,
             first_row: self.rows.len(),
             rows: tokens.len(),
             first_position: first_position as usize,

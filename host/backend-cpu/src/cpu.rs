@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use backend::sampler::{Sampler, logprobs_of};
-use backend::step::{Caps, Emit, Feed, Mask, Run, SeatInit, Step, StepOut, Table, Ticket};
+use backend::step::{Caps, Emit, Feed, Mask, Run, SeatInit, StateSlot, Step, StepOut, Table, Ticket};
 use backend::{Backend, BackendError};
 use contract::{PAGE_TOKENS, Seat, TokenId};
 
-use crate::batch::Batch;
+use crate::batch::{Batch, Save};
 use crate::interpreter::{HEAD_ROWS, Interpreter};
 use crate::invalid;
 use crate::pool::Panicked;
@@ -40,12 +40,34 @@ pub(crate) struct Open {
     pub out: StepOut,
 }
 
+/// What the backend remembers of a model's shape.
+pub(crate) struct Widths {
+    pub hidden: usize,
+    pub vocab_used: usize,
+}
+
+/// A state to be saved when its seat's rows reach `at` tokens.
+#[derive(Clone, Copy, Debug)]
+struct Saving {
+    seat: Seat,
+    at: u32,
+    slot: usize,
+    /// Whether a run has taken it on; `None`: nothing is saved, the seat is done.
+    taken: Option<bool>,
+}
+
 /// A model on the CPU.
 pub struct CpuBackend {
     pub(crate) caps: Caps,
     hidden: usize,
+    /// See [`backend::ops::ModelSpec::vocab_used`].
+    vocab_used: usize,
     pub(crate) interpreter: Box<dyn Interpreter>,
     pub(crate) seats: SeatTable,
+    /// Of each slot the length of the sequence whose state it holds.
+    saved: Vec<Option<u32>>,
+    /// States that this step's rows save, once for each slot.
+    saving: Vec<Saving>,
     batch: Batch,
     pub(crate) runs: Vec<OpenRun>,
     /// Which seats the step has named.
@@ -66,14 +88,17 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    pub(crate) fn new(caps: Caps, hidden: usize, mut interpreter: Box<dyn Interpreter>) -> Self {
+    pub(crate) fn new(caps: Caps, spec: &Widths, mut interpreter: Box<dyn Interpreter>) -> Self {
         let seats = usize::from(caps.seats);
         let emitting = seats.min(caps.max_rows as usize);
         let context_pages = caps.context_len.div_ceil(PAGE_TOKENS) as usize;
         let threads = interpreter.pool().threads();
         Self {
-            hidden,
+            hidden: spec.hidden,
+            vocab_used: spec.vocab_used,
             seats: SeatTable::new(caps.seats, caps.pages, context_pages),
+            saved: vec![None; caps.state_slots as usize],
+            saving: Vec::with_capacity(emitting),
             batch: Batch::with_capacity(caps.max_rows as usize, emitting, emitting * context_pages),
             runs: Vec::with_capacity(seats),
             named: vec![false; seats],
@@ -121,12 +146,66 @@ impl CpuBackend {
                     self.seats.check_page(*to)?;
                     self.interpreter.copy_page(*from, *to);
                 }
-                Table::Save { .. } | Table::Load { .. } => {
-                    return Err(invalid("this model has no recurrent state to save or load"));
-                }
+                Table::Save { seat, at, to } => self.save(*seat, *at, *to)?,
+                Table::Load { seat, from } => self.load_state(*seat, *from)?,
             }
         }
         Ok(())
+    }
+
+    fn slot(&self, slot: StateSlot) -> Result<usize, BackendError> {
+        let (index, slots) = (slot.0 as usize, self.saved.len());
+        if index < slots { Ok(index) } else { Err(invalid(format!("state slot {index} of {slots}"))) }
+    }
+
+    /// Saves the seat's state at once when it is at that length, or notes that its run will.
+    fn save(&mut self, seat: Seat, at: u32, to: StateSlot) -> Result<(), BackendError> {
+        let slot = self.slot(to)?;
+        let state = self.seats.get_mut(seat)?;
+        if at < state.position || !at.is_multiple_of(self.caps.resume_align) {
+            let (position, align) = (state.position, self.caps.resume_align);
+            return Err(invalid(format!("seat {}: a state at {at}; it is at {position}, aligned to {align}", seat.0)));
+        }
+        self.saved[slot] = None;
+        if at > state.position {
+            self.saving.push(Saving { seat, at, slot, taken: Some(false) });
+            return Ok(());
+        }
+        if state.state_at != Some(at) {
+            return Err(invalid(format!("seat {} has no state at {at}", seat.0)));
+        }
+        if let Some(states) = self.interpreter.states() {
+            states.copy(seat.0.into(), states.slot(slot));
+            self.saved[slot] = Some(at);
+        }
+        Ok(())
+    }
+
+    fn load_state(&mut self, seat: Seat, from: StateSlot) -> Result<(), BackendError> {
+        let slot = self.slot(from)?;
+        let state = self.seats.get_mut(seat)?;
+        if self.saved[slot] != Some(state.position) {
+            let (saved, position) = (self.saved[slot], state.position);
+            return Err(invalid(format!("seat {} is at {position}, state slot {slot} at {saved:?}", seat.0)));
+        }
+        state.state_at = Some(state.position);
+        if let Some(states) = self.interpreter.states() {
+            states.copy(states.slot(slot), seat.0.into());
+        }
+        Ok(())
+    }
+
+    /// Gives the run of a seat the states that it has to save.
+    fn take_saves(&mut self, seat: Seat, first: u32, end: u32, skipped: bool) {
+        for saving in self.saving.iter_mut().filter(|saving| saving.seat == seat) {
+            if skipped {
+                saving.taken = None;
+            } else if saving.at <= end {
+                saving.taken = Some(true);
+                let sequence = self.batch.sequences.len() - 1;
+                self.batch.saves.push(Save { sequence, rows: (saving.at - first) as usize, slot: saving.slot });
+            }
+        }
     }
 
     /// Checks a run and adds its rows to the batch.
@@ -152,7 +231,12 @@ impl CpuBackend {
         };
         if state.done {
             self.runs.push(open(state.position, true, 0));
+            self.take_saves(run.seat, 0, 0, true);
             return Ok(());
+        }
+        if self.caps.recurrent && state.state_at != Some(state.position) {
+            let (position, at) = (state.position, state.state_at);
+            return Err(invalid(format!("seat {name} is at {position}, its recurrent state at {at:?}")));
         }
         let last;
         let fed = match (&run.feed, state.last) {
@@ -188,8 +272,10 @@ impl CpuBackend {
             }
             _ => {}
         }
-        self.batch.push(state.position, fed, &state.pages[..pages]);
+        let first = state.position;
+        self.batch.push(name.into(), first, fed, &state.pages[..pages]);
         self.runs.push(open(end, false, rows));
+        self.take_saves(run.seat, first, end, false);
         Ok(())
     }
 
@@ -206,6 +292,7 @@ impl CpuBackend {
         let vocab = self.caps.vocab as usize;
         for (rows, logits) in self.head_rows.chunks(HEAD_ROWS).zip(self.logits.chunks_mut(HEAD_ROWS * vocab)) {
             self.interpreter.head(rows, &mut logits[..rows.len() * vocab])?;
+            mask_padding(&mut logits[..rows.len() * vocab], vocab, self.vocab_used);
         }
         Ok(())
     }
@@ -252,6 +339,7 @@ impl CpuBackend {
             }
             let count = end - first;
             self.interpreter.head(&indices[..count], &mut self.prompt_logits[..count * vocab])?;
+            mask_padding(&mut self.prompt_logits[..count * vocab], vocab, self.vocab_used);
             for (logits, row) in self.prompt_logits.chunks_exact(vocab).zip(first..end) {
                 out.logprobs.push(logprobs_of(logits, self.batch.rows[row + 1].token, top));
             }
@@ -271,6 +359,13 @@ impl CpuBackend {
     }
 }
 
+/// Ids that no tokenizer knows are never sampled and take no probability.
+fn mask_padding(logits: &mut [f32], vocab: usize, used: usize) {
+    if used < vocab {
+        logits.chunks_exact_mut(vocab).for_each(|row| row[used..].fill(f32::NEG_INFINITY));
+    }
+}
+
 impl Backend for CpuBackend {
     fn caps(&self) -> &Caps {
         &self.caps
@@ -282,7 +377,11 @@ impl Backend for CpuBackend {
 
     fn bind(&mut self, seat: Seat, init: &SeatInit<'_>) -> Result<(), BackendError> {
         self.healthy()?;
-        self.seats.bind(seat, init, self.caps.context_len)
+        self.seats.bind(seat, init, self.caps.context_len)?;
+        if let Some(states) = self.interpreter.states().filter(|_| init.start == 0) {
+            states.reset(seat.0.into());
+        }
+        Ok(())
     }
 
     fn release(&mut self, seat: Seat) {
@@ -306,8 +405,15 @@ impl Backend for CpuBackend {
         self.runs.clear();
         self.head_rows.clear();
         self.named.fill(false);
+        self.saving.clear();
         self.tables(step.tables)?;
         step.runs.iter().try_for_each(|run| self.add_run(run, step.tokens))?;
+        if let Some(lost) = self.saving.iter().find(|saving| saving.taken == Some(false)) {
+            return Err(invalid(format!(
+                "seat {}: no run of this step reaches {} to save its state",
+                lost.seat.0, lost.at
+            )));
+        }
         let mut out = StepOut::default();
         if self.compute(&mut out).is_err() {
             return Err(self.failed("forward"));
@@ -315,7 +421,11 @@ impl Backend for CpuBackend {
         for run in &self.runs {
             if let Some(state) = self.seats.open_mut(run.seat) {
                 state.position = run.end;
+                state.state_at = Some(run.end);
             }
+        }
+        for saving in self.saving.iter().filter(|saving| saving.taken.is_some()) {
+            self.saved[saving.slot] = Some(saving.at);
         }
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;

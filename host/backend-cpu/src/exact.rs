@@ -8,11 +8,13 @@ use backend::weights::{Weight, WeightId};
 use contract::{PAGE_TOKENS, PageId};
 
 use crate::batch::Batch;
+use crate::delta::{self, DeltaWeights};
 use crate::interpreter::Interpreter;
 use crate::kernels::dequant::dequantize_row;
 use crate::kernels::scalar;
 use crate::pool::{Panicked, Shares, ThreadPool, Tickets};
-use crate::program::{Program, vector};
+use crate::program::Program;
+use crate::state::States;
 
 const PAGE: usize = PAGE_TOKENS as usize;
 
@@ -20,8 +22,9 @@ const PAGE: usize = PAGE_TOKENS as usize;
 pub struct Exact {
     spec: ModelSpec,
     program: Program,
-    /// One-row weights as numbers, by weight number.
+    /// See [`Program::numbers`].
     vectors: Vec<Vec<f32>>,
+    states: Option<States>,
     pool: ThreadPool,
     /// Of each layer `[page][token][kv_heads head_dim]`.
     keys: Vec<Vec<f32>>,
@@ -33,13 +36,14 @@ pub struct Exact {
 }
 
 impl Exact {
-    pub fn new(spec: ModelSpec, program: Program, pool: ThreadPool, pages: usize) -> Self {
-        let vectors = spec.weights.iter().map(|w| if w.rows == 1 { vector(w) } else { Vec::new() }).collect();
+    pub fn new(spec: ModelSpec, program: Program, pool: ThreadPool, pages: usize, states: Option<States>) -> Self {
+        let vectors = program.numbers(&spec);
         let layer = pages * PAGE * spec.attention.kv_width();
         let layers = || (0..spec.kv_layers).map(|_| vec![0.0; layer]).collect();
         let (keys, values) = (layers(), layers());
         let none = Vec::new;
-        Self { spec, program, vectors, pool, keys, values, h: none(), mix: none(), attended: none(), act: none() }
+        let (h, mix, attended, act) = (none(), none(), none(), none());
+        Self { spec, program, vectors, states, pool, keys, values, h, mix, attended, act }
     }
 
     fn weight(&self, id: WeightId) -> Weight {
@@ -73,6 +77,14 @@ impl Exact {
         Ok(out)
     }
 
+    /// The products of all weights with each row of `x`, side by side.
+    fn products(&mut self, weights: &[WeightId], x: &[f32]) -> Result<Vec<f32>, Panicked> {
+        let rows = x.len() / self.spec.hidden;
+        let parts = weights.iter().map(|&id| self.product(&self.weight(id), x)).collect::<Result<Vec<_>, _>>()?;
+        let part = |all: &Vec<f32>, row: usize| all[row * all.len() / rows..(row + 1) * all.len() / rows].to_vec();
+        Ok((0..rows).flat_map(|row| parts.iter().flat_map(move |all| part(all, row))).collect())
+    }
+
     fn add_product(&mut self, weight: WeightId, x: &[f32]) -> Result<(), Panicked> {
         let out = self.product(&self.weight(weight), x)?;
         self.h.iter_mut().zip(out).for_each(|(h, y)| *h += y);
@@ -83,14 +95,20 @@ impl Exact {
         match *op {
             BlockOp::NormQkv { norm, q, k, v } => {
                 let x = self.normed(norm);
-                let [q, k, v] = [q, k, v].map(|id| self.weight(id));
-                let (q, k, v) = (self.product(&q, &x)?, self.product(&k, &x)?, self.product(&v, &x)?);
-                let rows = batch.rows.len();
-                let part = |all: &[f32], row: usize| all[row * all.len() / rows..(row + 1) * all.len() / rows].to_vec();
-                self.mix = (0..rows).flat_map(|row| [part(&q, row), part(&k, row), part(&v, row)].concat()).collect();
+                self.mix = self.products(&[q, k, v], &x)?;
             }
             BlockOp::QkNormRopeKv { kv_layer, q_norm, k_norm } => self.rotate(batch, kv_layer as usize, q_norm, k_norm),
             BlockOp::Attend { kv_layer } => self.attend(batch, kv_layer as usize)?,
+            BlockOp::NormDelta { norm, qkv, z, beta, alpha } => {
+                let x = self.normed(norm);
+                self.mix = self.products(&[qkv, z, beta, alpha], &x)?;
+            }
+            BlockOp::DeltaRule { state_layer, taps, decay, bias, norm } => {
+                let [taps, decay, bias, norm] = [taps, decay, bias, norm].map(|id| &self.vectors[id.0 as usize][..]);
+                let weights = DeltaWeights { taps, decay, bias, norm, eps: self.spec.norm_eps };
+                let states = self.states.as_mut().expect("a program with delta rules has states");
+                self.attended = delta::exact(batch, states, state_layer as usize, &self.mix, &weights);
+            }
             BlockOp::OutResidual { out } => {
                 let attended = std::mem::take(&mut self.attended);
                 self.add_product(out, &attended)?;
@@ -113,19 +131,23 @@ impl Exact {
 
     fn rotate(&mut self, batch: &Batch, layer: usize, q_norm: Option<WeightId>, k_norm: Option<WeightId>) {
         let shape = self.spec.attention;
-        let (q_width, kv_width) = (shape.q_width(), shape.kv_width());
-        for (row, mix) in batch.rows.iter().zip(self.mix.chunks_exact_mut(q_width + 2 * kv_width)) {
-            for (i, head) in mix[..q_width + kv_width].chunks_exact_mut(shape.head_dim).enumerate() {
-                if let Some(norm) = if i < shape.heads { q_norm } else { k_norm } {
+        let (kv_width, head_dim) = (shape.kv_width(), shape.head_dim);
+        for (row, mix) in batch.rows.iter().zip(self.mix.chunks_exact_mut(shape.mix_width())) {
+            let (queries, keys_values) = mix.split_at_mut(shape.q_rows());
+            let (keys, values) = keys_values.split_at_mut(kv_width);
+            let turn = |head: &mut [f32], norm: Option<WeightId>| {
+                if let Some(norm) = norm {
                     let normed = scalar::rms_norm(head, &self.vectors[norm.0 as usize], self.spec.norm_eps);
                     head.copy_from_slice(&normed);
                 }
                 scalar::rope(head, &self.spec.rope.inv_freq, row.position);
-            }
+            };
+            queries.chunks_exact_mut(shape.q_stride()).for_each(|head| turn(&mut head[..head_dim], q_norm));
+            keys.chunks_exact_mut(head_dim).for_each(|head| turn(head, k_norm));
             let pages = batch.pages_of(&batch.sequences[row.sequence as usize]);
             let at = place(pages, row.position as usize) * kv_width;
-            self.keys[layer][at..at + kv_width].copy_from_slice(&mix[q_width..q_width + kv_width]);
-            self.values[layer][at..at + kv_width].copy_from_slice(&mix[q_width + kv_width..]);
+            self.keys[layer][at..at + kv_width].copy_from_slice(keys);
+            self.values[layer][at..at + kv_width].copy_from_slice(values);
         }
     }
 
@@ -145,8 +167,10 @@ impl Exact {
                     let at = |token| place(pages, token) * kv_width + kv_head * head_dim;
                     (0..=row.position as usize).map(|token| from[at(token)..at(token) + head_dim].to_vec()).collect()
                 };
-                let q = &mix[index * (q_width + 2 * kv_width) + head * head_dim..][..head_dim];
-                let out = scalar::attention(q, &gather(keys), &gather(values));
+                let query = &mix[index * shape.mix_width() + head * shape.q_stride()..][..shape.q_stride()];
+                let (q, gate) = query.split_at(head_dim);
+                let mut out = scalar::attention(q, &gather(keys), &gather(values));
+                out.iter_mut().zip(gate).for_each(|(x, &gate)| *x = (f64::from(*x) * scalar::sigmoid(gate)) as f32);
                 let at = index * q_width + head * head_dim;
                 // SAFETY: this row and head were handed to this thread alone.
                 unsafe { shares.get(at..at + head_dim) }.copy_from_slice(&out);
@@ -198,6 +222,10 @@ impl Interpreter for Exact {
         for layer in self.keys.iter_mut().chain(&mut self.values) {
             layer.copy_within(from..from + len, to);
         }
+    }
+
+    fn states(&mut self) -> Option<&mut States> {
+        self.states.as_mut()
     }
 
     fn pool(&mut self) -> &mut ThreadPool {

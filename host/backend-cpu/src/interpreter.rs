@@ -4,6 +4,7 @@ use contract::PageId;
 
 use crate::batch::Batch;
 use crate::pool::{Panicked, ThreadPool};
+use crate::state::States;
 
 /// Runs a model's operations. There are two: [`crate::exact::Exact`], the oracle, and [`crate::fast::Fast`].
 pub trait Interpreter: Send {
@@ -17,6 +18,9 @@ pub trait Interpreter: Send {
     fn normed_rows(&mut self, rows: &[usize], out: &mut [f32]);
 
     fn copy_page(&mut self, from: PageId, to: PageId);
+
+    /// The recurrent states of seats, and those that were saved; `None` for a model without.
+    fn states(&mut self) -> Option<&mut States>;
 
     /// Its threads, which also sample.
     fn pool(&mut self) -> &mut ThreadPool;

@@ -14,6 +14,7 @@
 pub mod batch;
 pub mod cores;
 mod cpu;
+pub mod delta;
 pub mod exact;
 pub mod fast;
 pub mod interpreter;
@@ -23,6 +24,7 @@ pub mod pool;
 pub mod program;
 mod sample;
 mod seats;
+pub mod state;
 
 use std::time::{Duration, Instant};
 
@@ -32,11 +34,13 @@ use backend::ops::ModelSpec;
 
 pub use cpu::CpuBackend;
 
+use crate::cpu::Widths;
 use crate::exact::Exact;
 use crate::fast::{Fast, FastSizes};
 use crate::interpreter::Interpreter;
 use crate::pool::ThreadPool;
 use crate::program::{Program, check_finite};
+use crate::state::States;
 
 /// How numbers are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,12 +58,14 @@ pub struct CpuOptions {
     pub numerics: Numerics,
     /// The KV pool takes no more than this.
     pub kv_bytes_max: u64,
+    /// Saved recurrent states take no more than this, beside those of the seats.
+    pub state_bytes_max: u64,
 }
 
 impl Default for CpuOptions {
-    /// 2 GiB for the pool: a quarter of a small machine's memory. Pages that are never used take none.
+    /// 2 GiB for the pool: a quarter of a small machine's memory. Pages that are never used take none, and states neither.
     fn default() -> Self {
-        Self { numerics: Numerics::Fast, kv_bytes_max: 2 << 30 }
+        Self { numerics: Numerics::Fast, kv_bytes_max: 2 << 30, state_bytes_max: 1 << 30 }
     }
 }
 
@@ -100,7 +106,7 @@ pub fn load_with(
     let program = Program::new(&spec)?;
     let refusal = if cpu.numerics == Numerics::Fast { fast::refusal(&spec) } else { None };
     let exact = cpu.numerics == Numerics::Exact || refusal.is_some();
-    let sizes = plan::sizes(&spec, options, if exact { 4 } else { 2 }, cpu.kv_bytes_max)?;
+    let sizes = plan::sizes(&spec, options, if exact { 4 } else { 2 }, cpu)?;
     let (caps, mut plan) = (sizes.caps, sizes.plan);
     if let Some(reason) = refusal {
         plan.lowered.push(format!("the model runs by plain fp32 loops, not by the fast kernels: {reason}"));
@@ -114,10 +120,11 @@ pub fn load_with(
         bytes_done += bytes;
         progress(LoadProgress { bytes_done, bytes_total });
     };
-    let hidden = spec.hidden;
+    let widths = Widths { hidden: spec.hidden, vocab_used: spec.vocab_used };
     spec.weights.iter().try_for_each(check_finite)?;
+    let states = States::new(&spec, usize::from(caps.seats), caps.state_slots as usize);
     let interpreter: Box<dyn Interpreter> = if exact {
-        let exact = Exact::new(spec, program, pool, caps.pages as usize);
+        let exact = Exact::new(spec, program, pool, caps.pages as usize, states);
         done(bytes_total);
         Box::new(exact)
     } else {
@@ -127,12 +134,12 @@ pub fn load_with(
             context_len: caps.context_len as usize,
         };
         let started = Instant::now();
-        let fast = Fast::new(&spec, program, pool, &sizes, done)?;
+        let fast = Fast::new(&spec, program, pool, &sizes, states, done)?;
         (plan.repacked, plan.workspace) = fast.memory();
         plan.notes.push(packing_note(&fast, plan.repacked, started.elapsed()));
         Box::new(fast)
     };
-    let backend = CpuBackend::new(caps, hidden, interpreter);
+    let backend = CpuBackend::new(caps, &widths, interpreter);
     plan.workspace += backend.workspace_bytes();
     Ok((backend, plan))
 }

@@ -2,10 +2,11 @@
 
 use backend::BackendError;
 use backend::load::{LoadOptions, MemoryPlan};
-use backend::ops::ModelSpec;
+use backend::ops::{DELTA_CHUNK, ModelSpec};
 use backend::step::Caps;
 use contract::PAGE_TOKENS;
 
+use crate::CpuOptions;
 use crate::cores::{Cores, Placement};
 
 /// The sizes that everything else is made for.
@@ -21,6 +22,8 @@ pub struct Sizes {
 const ROWS_MAX: u32 = 8_192;
 /// More threads than any machine has cores.
 const THREADS_MAX: usize = 1_024;
+/// Saved states for each seat: a prompt's end, its first and last messages, and a long prompt's way.
+const STATES_PER_SEAT: u64 = 8;
 /// A sequence needs its prompt and one answer.
 const CONTEXT_MIN: u32 = 2;
 
@@ -29,8 +32,9 @@ pub fn sizes(
     spec: &ModelSpec,
     options: &LoadOptions,
     kv_element_bytes: u64,
-    kv_bytes_max: u64,
+    cpu: &CpuOptions,
 ) -> Result<Sizes, BackendError> {
+    let kv_bytes_max = cpu.kv_bytes_max;
     let mut lowered = Vec::new();
     let mut at_most = |what: &str, asked: u32, limit: u32, why: &str| {
         if asked > limit {
@@ -68,18 +72,22 @@ pub fn sizes(
     let threads = options.threads.unwrap_or_else(every_core).clamp(1, THREADS_MAX);
     let placement = cores.as_ref().map_or(Placement::Anywhere, |cores| cores.place(threads));
     let vocab = spec.vocab as u32;
+    let recurrent = spec.delta.is_some();
+    let state_bytes = spec.state_bytes(4);
+    let state_slots = state_slots(state_bytes, seats, cpu.state_bytes_max);
     let caps = Caps {
         vocab,
         context_len,
         seats,
         pages,
         page_tokens: PAGE_TOKENS,
-        state_slots: 0,
+        recurrent,
+        state_slots,
         adapters: 0,
         max_rows,
         max_query: 1,
         in_flight: 1,
-        resume_align: 1,
+        resume_align: if recurrent { DELTA_CHUNK as u32 } else { 1 },
         mask_words: vocab.div_ceil(32),
         graphs: Vec::new(),
     };
@@ -89,8 +97,26 @@ pub fn sizes(
         kv_bytes_per_token,
         pages,
         seats,
+        state: state_bytes * (u64::from(seats) + u64::from(state_slots)),
         lowered,
+        notes: if recurrent { vec![state_note(state_bytes, seats, state_slots)] } else { Vec::new() },
         ..MemoryPlan::default()
     };
     Ok(Sizes { caps, threads, placement, plan })
+}
+
+/// Slots for saved states: what the limit holds, and no more than some for each seat.
+fn state_slots(state_bytes: u64, seats: u16, bytes_max: u64) -> u32 {
+    let fit = bytes_max.checked_div(state_bytes).unwrap_or(0);
+    fit.min(u64::from(seats) * STATES_PER_SEAT) as u32
+}
+
+fn state_note(bytes: u64, seats: u16, slots: u32) -> String {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let all = bytes * (u64::from(seats) + u64::from(slots));
+    format!(
+        "recurrent state: {:.1} MiB a sequence, {seats} seats and {slots} saved states for the prefix cache: {:.1} MiB",
+        mib(bytes),
+        mib(all)
+    )
 }

@@ -1,7 +1,7 @@
 //! A model's operations, checked against its shape before anything runs.
 
 use backend::BackendError;
-use backend::ops::{BlockOp, ModelSpec};
+use backend::ops::{BlockOp, DeltaShape, ModelSpec};
 use backend::weights::{Weight, WeightId, WeightType};
 
 use crate::kernels::dequant::dequantize_row;
@@ -13,6 +13,8 @@ pub struct Program {
     pub body: Vec<BlockOp>,
     pub head_norm: WeightId,
     pub head: WeightId,
+    /// By weight number: it is read as plain numbers, not multiplied with.
+    pub plain: Vec<bool>,
 }
 
 impl Program {
@@ -22,55 +24,107 @@ impl Program {
     /// [`BackendError::Weight`] for a weight of another shape than the operation needs or with a number that is not
     /// finite; [`BackendError::Unsupported`] for an operation or an order that this backend does not run.
     pub fn new(spec: &ModelSpec) -> Result<Self, BackendError> {
-        let unsupported = |what: &str, fix: &str| BackendError::Unsupported { what: what.into(), fix: fix.into() };
         let (Some(BlockOp::Embed { table }), Some(BlockOp::Head { norm, weight })) =
             (spec.ops.first(), spec.ops.last())
         else {
             return Err(unsupported("this list of operations", "it must begin with Embed and end with Head"));
         };
-        let shape = spec.attention;
-        let check = |id: WeightId, rows: usize, cols: usize| check_shape(spec, id, rows, cols);
-        check(*table, spec.vocab, spec.hidden)?;
-        check(*norm, 1, spec.hidden)?;
-        check(*weight, spec.vocab, spec.hidden)?;
+        let mut checker = Checker { spec, plain: vec![false; spec.weights.len()], attended: spec.attention.q_width() };
+        checker.matrix(*table, spec.vocab, spec.hidden)?;
+        checker.numbers(*norm, 1, spec.hidden)?;
+        checker.matrix(*weight, spec.vocab, spec.hidden)?;
         let body = spec.ops[1..spec.ops.len() - 1].to_vec();
-        for op in &body {
-            match *op {
-                BlockOp::NormQkv { norm, q, k, v } => {
-                    check(norm, 1, spec.hidden)?;
-                    check(q, shape.q_width(), spec.hidden)?;
-                    check(k, shape.kv_width(), spec.hidden)?;
-                    check(v, shape.kv_width(), spec.hidden)?;
-                }
-                BlockOp::QkNormRopeKv { kv_layer, q_norm, k_norm } => {
-                    check_layer(spec, kv_layer)?;
-                    for norm in q_norm.iter().chain(&k_norm) {
-                        check(*norm, 1, shape.head_dim)?;
-                    }
-                }
-                BlockOp::Attend { kv_layer } => check_layer(spec, kv_layer)?,
-                BlockOp::OutResidual { out } => check(out, spec.hidden, shape.q_width())?,
-                BlockOp::NormGateUp { norm, gate, up } => {
-                    check(norm, 1, spec.hidden)?;
-                    check(gate, spec.ffn, spec.hidden)?;
-                    check(up, spec.ffn, spec.hidden)?;
-                }
-                BlockOp::DownResidual { down } => check(down, spec.hidden, spec.ffn)?,
-                BlockOp::Tap { .. } => return Err(unsupported("Tap", "it is for models with drafters")),
-                BlockOp::Embed { .. } | BlockOp::Head { .. } => {
-                    return Err(unsupported("a second Embed or Head", "a model has one of each"));
-                }
-            }
-        }
-        Ok(Self { table: *table, body, head_norm: *norm, head: *weight })
+        body.iter().try_for_each(|op| checker.op(op))?;
+        Ok(Self { table: *table, body, head_norm: *norm, head: *weight, plain: checker.plain })
+    }
+
+    /// The weights that are read as plain numbers, by weight number, row after row; none for the others.
+    pub fn numbers(&self, spec: &ModelSpec) -> Vec<Vec<f32>> {
+        spec.weights.iter().zip(&self.plain).map(|(w, &plain)| if plain { numbers(w) } else { Vec::new() }).collect()
     }
 }
 
-fn check_layer(spec: &ModelSpec, layer: u32) -> Result<(), BackendError> {
-    if (layer as usize) < spec.kv_layers {
+fn unsupported(what: &str, fix: &str) -> BackendError {
+    BackendError::Unsupported { what: what.into(), fix: fix.into() }
+}
+
+struct Checker<'a> {
+    spec: &'a ModelSpec,
+    plain: Vec<bool>,
+    /// Width of what the last mixer gives.
+    attended: usize,
+}
+
+impl Checker<'_> {
+    fn op(&mut self, op: &BlockOp) -> Result<(), BackendError> {
+        let (spec, shape) = (self.spec, self.spec.attention);
+        match *op {
+            BlockOp::NormQkv { norm, q, k, v } => {
+                self.numbers(norm, 1, spec.hidden)?;
+                self.matrix(q, shape.q_rows(), spec.hidden)?;
+                self.matrix(k, shape.kv_width(), spec.hidden)?;
+                self.matrix(v, shape.kv_width(), spec.hidden)
+            }
+            BlockOp::QkNormRopeKv { kv_layer, q_norm, k_norm } => {
+                check_layer("KV", kv_layer, spec.kv_layers)?;
+                q_norm.iter().chain(&k_norm).try_for_each(|&norm| self.numbers(norm, 1, shape.head_dim))
+            }
+            BlockOp::Attend { kv_layer } => {
+                self.attended = shape.q_width();
+                check_layer("KV", kv_layer, spec.kv_layers)
+            }
+            BlockOp::NormDelta { norm, qkv, z, beta, alpha } => {
+                let delta = self.delta()?;
+                self.numbers(norm, 1, spec.hidden)?;
+                self.matrix(qkv, delta.channels(), spec.hidden)?;
+                self.matrix(z, delta.value_width(), spec.hidden)?;
+                self.matrix(beta, delta.value_heads, spec.hidden)?;
+                self.matrix(alpha, delta.value_heads, spec.hidden)
+            }
+            BlockOp::DeltaRule { state_layer, taps, decay, bias, norm } => {
+                let delta = self.delta()?;
+                check_layer("state", state_layer, spec.state_layers)?;
+                self.attended = delta.value_width();
+                self.numbers(taps, delta.channels(), delta.conv)?;
+                self.numbers(decay, 1, delta.value_heads)?;
+                self.numbers(bias, 1, delta.value_heads)?;
+                self.numbers(norm, 1, delta.value_dim)
+            }
+            BlockOp::OutResidual { out } => self.matrix(out, spec.hidden, self.attended),
+            BlockOp::NormGateUp { norm, gate, up } => {
+                self.numbers(norm, 1, spec.hidden)?;
+                self.matrix(gate, spec.ffn, spec.hidden)?;
+                self.matrix(up, spec.ffn, spec.hidden)
+            }
+            BlockOp::DownResidual { down } => self.matrix(down, spec.hidden, spec.ffn),
+            BlockOp::Tap { .. } => Err(unsupported("Tap", "it is for models with drafters")),
+            BlockOp::Embed { .. } | BlockOp::Head { .. } => {
+                Err(unsupported("a second Embed or Head", "a model has one of each"))
+            }
+        }
+    }
+
+    fn delta(&self) -> Result<DeltaShape, BackendError> {
+        let fix = "the model's list of operations is wrong";
+        self.spec.delta.ok_or_else(|| unsupported("a delta rule without a shape", fix))
+    }
+
+    fn matrix(&self, id: WeightId, rows: usize, cols: usize) -> Result<(), BackendError> {
+        check_shape(self.spec, id, rows, cols)
+    }
+
+    fn numbers(&mut self, id: WeightId, rows: usize, cols: usize) -> Result<(), BackendError> {
+        check_shape(self.spec, id, rows, cols)?;
+        self.plain[id.0 as usize] = true;
+        Ok(())
+    }
+}
+
+fn check_layer(kind: &str, layer: u32, layers: usize) -> Result<(), BackendError> {
+    if (layer as usize) < layers {
         return Ok(());
     }
-    let what = format!("an operation on KV layer {layer} of {}", spec.kv_layers);
+    let what = format!("an operation on {kind} layer {layer} of {layers}");
     Err(BackendError::Unsupported { what, fix: "the model's list of operations is wrong".to_owned() })
 }
 
@@ -86,10 +140,12 @@ fn check_shape(spec: &ModelSpec, id: WeightId, rows: usize, cols: usize) -> Resu
     Ok(())
 }
 
-/// A one-row weight as numbers.
-pub fn vector(weight: &Weight) -> Vec<f32> {
-    let mut out = vec![0.0; weight.cols];
-    dequantize_row(weight.ty, weight.row(0), &mut out);
+/// A weight's values, row after row.
+fn numbers(weight: &Weight) -> Vec<f32> {
+    let mut out = vec![0.0; weight.rows * weight.cols];
+    for (row, out) in out.chunks_exact_mut(weight.cols).enumerate() {
+        dequantize_row(weight.ty, weight.row(row), out);
+    }
     out
 }
 

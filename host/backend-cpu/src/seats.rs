@@ -15,6 +15,8 @@ pub struct SeatState {
     pub seed: u64,
     /// Tokens whose KV exists.
     pub position: u32,
+    /// Length of the sequence that its recurrent state is of; `None`: it was not loaded yet.
+    pub state_at: Option<u32>,
     /// The last sampled token, once there is one.
     pub last: Option<TokenId>,
     /// Tokens generated so far.
@@ -60,6 +62,7 @@ impl SeatTable {
             sampling: init.sampling.clone(),
             seed: init.seed,
             position: init.start,
+            state_at: (init.start == 0).then_some(0),
             last: None,
             generated: init.generated.len() as u32,
             counts: history.then(|| TokenCounts::new(init.prompt, init.generated)),

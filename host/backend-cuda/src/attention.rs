@@ -227,7 +227,7 @@ mod tests {
 
     /// Runs of (rows, tokens before them) on 132 multiprocessors: the splits of each, and the items.
     fn split(prompts: &[(i32, usize)]) -> (Vec<i32>, usize) {
-        let shape = AttentionShape { heads: 32, kv_heads: 8, head_dim: 128 };
+        let shape = AttentionShape { heads: 32, kv_heads: 8, head_dim: 128, gated: false };
         let mut runs: Vec<RunUpload> =
             prompts.iter().map(|&(rows, _)| RunUpload { rows, ..RunUpload::default() }).collect();
         let starts: Vec<usize> = prompts.iter().map(|prompt| prompt.1).collect();

@@ -263,6 +263,12 @@ impl Loader<'_> {
                         _ => std::sync::Arc::new(self.stacked(&[weight])?),
                     }),
                 },
+                BlockOp::NormDelta { .. } | BlockOp::DeltaRule { .. } => {
+                    return Err(BackendError::Unsupported {
+                        what: "the gated delta rule on CUDA".into(),
+                        fix: "use `--device cpu`".into(),
+                    });
+                }
                 BlockOp::Tap { layer } => {
                     return Err(BackendError::Unsupported {
                         what: format!("a tap after layer {layer} on CUDA"),

@@ -86,6 +86,7 @@ impl CudaBackend {
             seats: options.seats,
             pages,
             page_tokens: PAGE_TOKENS,
+            recurrent: false,
             state_slots: 0,
             adapters: 0,
             max_rows: options.max_rows,

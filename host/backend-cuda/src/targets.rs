@@ -15,10 +15,10 @@ pub const TARGETS: [u32; 8] = [70, 75, 80, 86, 89, 90, 100, 120];
 
 /// Every head size, and a group that divides nothing evenly.
 const SHAPES: [AttentionShape; 4] = [
-    AttentionShape { heads: 32, kv_heads: 8, head_dim: 128 },
-    AttentionShape { heads: 9, kv_heads: 3, head_dim: 64 },
-    AttentionShape { heads: 6, kv_heads: 2, head_dim: 96 },
-    AttentionShape { heads: 8, kv_heads: 2, head_dim: 256 },
+    AttentionShape { heads: 32, kv_heads: 8, head_dim: 128, gated: false },
+    AttentionShape { heads: 9, kv_heads: 3, head_dim: 64, gated: false },
+    AttentionShape { heads: 6, kv_heads: 2, head_dim: 96, gated: false },
+    AttentionShape { heads: 8, kv_heads: 2, head_dim: 256, gated: false },
 ];
 
 /// Where every shape is compiled: shapes differ in loop counts, not in instructions.

@@ -74,6 +74,7 @@ impl ScriptBackend {
             seats: options.seats.max(1),
             pages,
             page_tokens: PAGE_TOKENS,
+            recurrent: false,
             state_slots: 0,
             adapters: 0,
             max_rows: options.max_rows.max(1),

@@ -23,6 +23,9 @@ pub struct Caps {
     pub seats: u16,
     pub pages: u32,
     pub page_tokens: u32,
+    /// A sequence has a state that only [`Table::Load`] brings to a position beyond 0: without slots for saved states a
+    /// prefix cannot be used again.
+    pub recurrent: bool,
     /// Slots for saved recurrent states; 0 for models that have none.
     pub state_slots: u32,
     pub adapters: u16,
@@ -105,7 +108,7 @@ pub struct Run {
     pub masked: bool,
 }
 
-/// A change of tables, applied in order before the step's rows run.
+/// A change of tables, applied in order before the step's rows run, but for a [`Table::Save`] within them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Table<'a> {
     /// `pages` become the seat's pages number `at`, `at + 1`, ….
@@ -118,11 +121,15 @@ pub enum Table<'a> {
         from: PageId,
         to: PageId,
     },
+    /// Copies the seat's recurrent state as it is after `at` tokens: now, or while the step's rows of this seat run. `at` is
+    /// a multiple of [`Caps::resume_align`], not before the seat's position and not beyond the end of its run. Of a run that
+    /// is skipped because the seat is done nothing is saved.
     Save {
         seat: Seat,
         at: u32,
         to: StateSlot,
     },
+    /// Gives the seat the state that was saved in a slot; before its first row, and at the position that it was bound with.
     Load {
         seat: Seat,
         from: StateSlot,

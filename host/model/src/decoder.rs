@@ -7,8 +7,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use backend::ops::{AttentionShape, BlockOp, ModelSpec, Rope};
-use backend::weights::{Weight, WeightId};
+use backend::fp8::floats;
+use backend::ops::{AttentionShape, BlockOp, DeltaShape, ModelSpec, Rope};
+use backend::weights::{SharedBytes, Weight, WeightId, WeightType};
 
 use crate::error::ModelError;
 
@@ -34,6 +35,15 @@ pub enum LayerPart {
     Gate,
     Up,
     Down,
+    DeltaQkv,
+    DeltaZ,
+    DeltaBeta,
+    DeltaAlpha,
+    DeltaTaps,
+    DeltaDecay,
+    DeltaBias,
+    DeltaNorm,
+    DeltaOut,
 }
 
 /// A model file's tensors.
@@ -42,6 +52,17 @@ pub trait Tensors {
     /// `None` when the file has no such tensor.
     fn weight(&self, name: &str) -> Result<Option<Weight>, ModelError>;
     fn names(&self) -> Vec<String>;
+}
+
+/// What a model has besides when some layers keep a recurrent state in the place of keys and values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hybrid {
+    pub delta: DeltaShape,
+    /// Per layer: attention, or the gated delta rule.
+    pub attends: Vec<bool>,
+    /// The file holds what was trained: norms (but for the delta rule's own) less 1, and the logarithm of the decay. A GGUF
+    /// file holds what is computed with.
+    pub as_trained: bool,
 }
 
 /// A model's settings, from its metadata or `config.json`.
@@ -61,6 +82,7 @@ pub struct Settings {
     pub interleaved_qk: bool,
     /// What `config.json` says; a GGUF file says it by having no head. `None`: tied when the head is missing.
     pub tied_head: Option<bool>,
+    pub hybrid: Option<Hybrid>,
     /// Tensors that were read for the settings.
     pub used_tensors: Vec<String>,
 }
@@ -72,7 +94,7 @@ const LAYERS_MAX: u32 = 1024;
 impl Settings {
     /// Refuses settings that no operation could run.
     pub fn check(&self) -> Result<(), ModelError> {
-        let AttentionShape { heads, kv_heads, head_dim } = self.attention;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.attention;
         let in_range = |key: &str, value: usize, limit: usize| {
             let expected = format!("expected 1 to {limit}");
             let fail = || ModelError::Setting { key: key.to_owned(), found: value.to_string(), expected };
@@ -104,6 +126,46 @@ impl Settings {
         if !(self.norm_eps > 0.0 && self.norm_eps < 1.0) {
             return fail("norm epsilon", self.norm_eps.to_string(), "expected a number between 0 and 1");
         }
+        self.hybrid.as_ref().map_or(Ok(()), |hybrid| hybrid.check(self.layers as usize))
+    }
+}
+
+/// Taps of a convolution, and numbers of a state's row or column: those that exist have 4, and 128.
+const TAPS_MAX: usize = 16;
+const DELTA_DIM_MAX: usize = 1024;
+
+impl Hybrid {
+    fn check(&self, layers: usize) -> Result<(), ModelError> {
+        let DeltaShape { key_heads, value_heads, key_dim, value_dim, conv, .. } = self.delta;
+        let wrong = |key: &str, found: usize, expected: String| {
+            Err(ModelError::Setting { key: key.to_owned(), found: found.to_string(), expected })
+        };
+        for (key, value, most) in [
+            ("linear key heads", key_heads, WIDTH_MAX),
+            ("linear value heads", value_heads, WIDTH_MAX),
+            ("linear key head size", key_dim, DELTA_DIM_MAX),
+            ("linear value head size", value_dim, DELTA_DIM_MAX),
+        ] {
+            if !(1..=most).contains(&value) {
+                return wrong(key, value, format!("expected 1 to {most}"));
+            }
+        }
+        if !(2..=TAPS_MAX).contains(&conv) {
+            return wrong("convolution taps", conv, format!("expected 2 to {TAPS_MAX}"));
+        }
+        if !value_heads.is_multiple_of(key_heads) {
+            return wrong(
+                "linear value heads",
+                value_heads,
+                format!("expected a multiple of the {key_heads} key heads"),
+            );
+        }
+        if self.delta.channels() > WIDTH_MAX {
+            return wrong("linear channels", self.delta.channels(), format!("expected up to {WIDTH_MAX}"));
+        }
+        if self.attends.len() != layers {
+            return wrong("layer kinds", self.attends.len(), format!("expected one for each of the {layers} layers"));
+        }
         Ok(())
     }
 }
@@ -115,11 +177,22 @@ pub fn assemble(settings: &Settings, tensors: &dyn Tensors) -> Result<ModelSpec,
     builder.used.extend(settings.used_tensors.iter().cloned());
     let table = builder.embedding()?;
     let mut ops = vec![BlockOp::Embed { table }];
+    let (mut kv_layers, mut state_layers) = (0, 0);
     for layer in 0..settings.layers {
-        builder.layer(layer, &mut ops)?;
+        match settings.hybrid.as_ref().filter(|hybrid| !hybrid.attends[layer as usize]) {
+            Some(hybrid) => {
+                builder.delta(layer, state_layers, &hybrid.delta, &mut ops)?;
+                state_layers += 1;
+            }
+            None => {
+                builder.attention(layer, kv_layers, &mut ops)?;
+                kv_layers += 1;
+            }
+        }
+        builder.feed_forward(layer, &mut ops)?;
     }
     let vocab = builder.weights[table.0 as usize].rows;
-    let norm = builder.matrix(Part::FinalNorm, 1, settings.hidden)?;
+    let norm = builder.norm(Part::FinalNorm, settings.hidden)?;
     let weight = builder.head(table, vocab)?;
     ops.push(BlockOp::Head { norm, weight });
     if let Some(name) = tensors.names().into_iter().find(|name| !builder.used.contains(name)) {
@@ -128,10 +201,13 @@ pub fn assemble(settings: &Settings, tensors: &dyn Tensors) -> Result<ModelSpec,
     Ok(ModelSpec {
         family: settings.family.to_owned(),
         vocab,
+        vocab_used: vocab,
         hidden: settings.hidden,
         ffn: settings.ffn,
         attention: settings.attention,
-        kv_layers: settings.layers as usize,
+        kv_layers: kv_layers as usize,
+        delta: settings.hybrid.as_ref().map(|hybrid| hybrid.delta),
+        state_layers: state_layers as usize,
         context_len: settings.context_len,
         norm_eps: settings.norm_eps,
         rope: settings.rope.clone(),
@@ -148,27 +224,63 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn layer(&mut self, layer: u32, ops: &mut Vec<BlockOp>) -> Result<(), ModelError> {
-        let Settings { hidden, ffn, attention, qk_norm, .. } = *self.settings;
-        let (q_width, kv_width, head_dim) = (attention.q_width(), attention.kv_width(), attention.head_dim);
+    fn attention(&mut self, layer: u32, kv_layer: u32, ops: &mut Vec<BlockOp>) -> Result<(), ModelError> {
+        let Settings { hidden, attention, qk_norm, .. } = *self.settings;
         let part = |part| Part::Layer(layer, part);
         ops.push(BlockOp::NormQkv {
-            norm: self.matrix(part(LayerPart::AttentionNorm), 1, hidden)?,
-            q: self.rotated(part(LayerPart::Q), q_width)?,
-            k: self.rotated(part(LayerPart::K), kv_width)?,
-            v: self.matrix(part(LayerPart::V), kv_width, hidden)?,
+            norm: self.norm(part(LayerPart::AttentionNorm), hidden)?,
+            q: self.rotated(part(LayerPart::Q), attention.q_rows())?,
+            k: self.rotated(part(LayerPart::K), attention.kv_width())?,
+            v: self.matrix(part(LayerPart::V), attention.kv_width(), hidden)?,
         });
         let (q_norm, k_norm) = if qk_norm {
-            let q_norm = self.matrix(part(LayerPart::QNorm), 1, head_dim)?;
-            (Some(q_norm), Some(self.matrix(part(LayerPart::KNorm), 1, head_dim)?))
+            let q_norm = self.norm(part(LayerPart::QNorm), attention.head_dim)?;
+            (Some(q_norm), Some(self.norm(part(LayerPart::KNorm), attention.head_dim)?))
         } else {
             (None, None)
         };
-        ops.push(BlockOp::QkNormRopeKv { kv_layer: layer, q_norm, k_norm });
-        ops.push(BlockOp::Attend { kv_layer: layer });
-        ops.push(BlockOp::OutResidual { out: self.matrix(part(LayerPart::AttentionOut), hidden, q_width)? });
+        ops.push(BlockOp::QkNormRopeKv { kv_layer, q_norm, k_norm });
+        ops.push(BlockOp::Attend { kv_layer });
+        ops.push(BlockOp::OutResidual {
+            out: self.matrix(part(LayerPart::AttentionOut), hidden, attention.q_width())?,
+        });
+        Ok(())
+    }
+
+    fn delta(
+        &mut self,
+        layer: u32,
+        state_layer: u32,
+        delta: &DeltaShape,
+        ops: &mut Vec<BlockOp>,
+    ) -> Result<(), ModelError> {
+        let (hidden, heads, width) = (self.settings.hidden, delta.value_heads, delta.value_width());
+        let part = |part| Part::Layer(layer, part);
+        ops.push(BlockOp::NormDelta {
+            norm: self.norm(part(LayerPart::AttentionNorm), hidden)?,
+            qkv: self.matrix(part(LayerPart::DeltaQkv), delta.channels(), hidden)?,
+            z: self.matrix(part(LayerPart::DeltaZ), width, hidden)?,
+            beta: self.matrix(part(LayerPart::DeltaBeta), heads, hidden)?,
+            alpha: self.matrix(part(LayerPart::DeltaAlpha), heads, hidden)?,
+        });
+        let as_trained = self.settings.hybrid.as_ref().is_some_and(|hybrid| hybrid.as_trained);
+        let decay = |log: f32| if as_trained { -log.exp() } else { log };
+        ops.push(BlockOp::DeltaRule {
+            state_layer,
+            taps: self.matrix(part(LayerPart::DeltaTaps), delta.channels(), delta.conv)?,
+            decay: self.vector(part(LayerPart::DeltaDecay), heads, decay)?,
+            bias: self.matrix(part(LayerPart::DeltaBias), 1, heads)?,
+            norm: self.matrix(part(LayerPart::DeltaNorm), 1, delta.value_dim)?,
+        });
+        ops.push(BlockOp::OutResidual { out: self.matrix(part(LayerPart::DeltaOut), hidden, width)? });
+        Ok(())
+    }
+
+    fn feed_forward(&mut self, layer: u32, ops: &mut Vec<BlockOp>) -> Result<(), ModelError> {
+        let Settings { hidden, ffn, .. } = *self.settings;
+        let part = |part| Part::Layer(layer, part);
         ops.push(BlockOp::NormGateUp {
-            norm: self.matrix(part(LayerPart::FfnNorm), 1, hidden)?,
+            norm: self.norm(part(LayerPart::FfnNorm), hidden)?,
             gate: self.matrix(part(LayerPart::Gate), ffn, hidden)?,
             up: self.matrix(part(LayerPart::Up), ffn, hidden)?,
         });
@@ -198,6 +310,26 @@ impl Builder<'_> {
     fn matrix(&mut self, part: Part, rows: usize, cols: usize) -> Result<WeightId, ModelError> {
         let weight = self.read(part)?;
         self.add(weight, rows, cols)
+    }
+
+    /// A norm's weight, as it is multiplied with.
+    fn norm(&mut self, part: Part, width: usize) -> Result<WeightId, ModelError> {
+        if self.settings.hybrid.as_ref().is_some_and(|hybrid| hybrid.as_trained) {
+            return self.vector(part, width, |w| 1.0 + w);
+        }
+        self.matrix(part, 1, width)
+    }
+
+    /// A vector of plain numbers, each through `f`, as f32.
+    fn vector(&mut self, part: Part, width: usize, f: impl Fn(f32) -> f32) -> Result<WeightId, ModelError> {
+        let id = self.matrix(part, 1, width)?;
+        let weight = &self.weights[id.0 as usize];
+        let plain = || ModelError::NotPlain { name: weight.name.to_string(), found: weight.ty };
+        let numbers = floats(weight.ty, weight.row(0)).ok_or_else(plain)?;
+        let bytes = SharedBytes::from_vec(numbers.into_iter().flat_map(|x| f(x).to_le_bytes()).collect());
+        let weight = Weight::new(Arc::clone(&weight.name), WeightType::F32, 1, width, bytes);
+        self.weights[id.0 as usize] = weight.expect("four bytes for each number");
+        Ok(id)
     }
 
     /// A q or k projection with its rows in half-split order.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use backend::ops::ModelSpec;
+use backend::ops::{AttentionShape, DeltaShape, ModelSpec};
 use backend::weights::{RandomFill, Weight};
 
 use crate::decoder::{LayerPart, Part, Settings, Tensors, assemble};
@@ -17,7 +17,7 @@ pub fn spec(settings: &Settings, vocab: usize, seed: u64) -> Result<ModelSpec, M
 
 struct Random(HashMap<String, Weight>);
 
-const LAYER_PARTS: [LayerPart; 11] = [
+const LAYER_PARTS: [LayerPart; 20] = [
     LayerPart::AttentionNorm,
     LayerPart::Q,
     LayerPart::K,
@@ -29,6 +29,15 @@ const LAYER_PARTS: [LayerPart; 11] = [
     LayerPart::Gate,
     LayerPart::Up,
     LayerPart::Down,
+    LayerPart::DeltaQkv,
+    LayerPart::DeltaZ,
+    LayerPart::DeltaBeta,
+    LayerPart::DeltaAlpha,
+    LayerPart::DeltaTaps,
+    LayerPart::DeltaDecay,
+    LayerPart::DeltaBias,
+    LayerPart::DeltaNorm,
+    LayerPart::DeltaOut,
 ];
 
 impl Random {
@@ -56,16 +65,38 @@ fn shape(settings: &Settings, vocab: usize, part: Part) -> Option<(usize, usize)
         Part::Head if settings.tied_head == Some(true) => return None,
         Part::Head => (vocab, hidden),
         Part::FinalNorm => (1, hidden),
-        Part::Layer(_, part) => match part {
+        Part::Layer(layer, part) => match part {
             LayerPart::AttentionNorm | LayerPart::FfnNorm => (1, hidden),
-            LayerPart::Q => (attention.q_width(), hidden),
-            LayerPart::K | LayerPart::V => (attention.kv_width(), hidden),
-            LayerPart::QNorm | LayerPart::KNorm if settings.qk_norm => (1, attention.head_dim),
-            LayerPart::QNorm | LayerPart::KNorm => return None,
-            LayerPart::AttentionOut => (hidden, attention.q_width()),
             LayerPart::Gate | LayerPart::Up => (ffn, hidden),
             LayerPart::Down => (hidden, ffn),
+            _ => match settings.hybrid.as_ref().filter(|hybrid| !hybrid.attends[layer as usize]) {
+                Some(hybrid) => return delta_shape(hidden, &hybrid.delta, part),
+                None => return attention_shape(hidden, &attention, settings.qk_norm, part),
+            },
         },
+    })
+}
+
+fn attention_shape(hidden: usize, shape: &AttentionShape, qk_norm: bool, part: LayerPart) -> Option<(usize, usize)> {
+    Some(match part {
+        LayerPart::Q => (shape.q_rows(), hidden),
+        LayerPart::K | LayerPart::V => (shape.kv_width(), hidden),
+        LayerPart::QNorm | LayerPart::KNorm if qk_norm => (1, shape.head_dim),
+        LayerPart::AttentionOut => (hidden, shape.q_width()),
+        _ => return None,
+    })
+}
+
+fn delta_shape(hidden: usize, shape: &DeltaShape, part: LayerPart) -> Option<(usize, usize)> {
+    Some(match part {
+        LayerPart::DeltaQkv => (shape.channels(), hidden),
+        LayerPart::DeltaZ => (shape.value_width(), hidden),
+        LayerPart::DeltaBeta | LayerPart::DeltaAlpha => (shape.value_heads, hidden),
+        LayerPart::DeltaTaps => (shape.channels(), shape.conv),
+        LayerPart::DeltaDecay | LayerPart::DeltaBias => (1, shape.value_heads),
+        LayerPart::DeltaNorm => (1, shape.value_dim),
+        LayerPart::DeltaOut => (hidden, shape.value_width()),
+        _ => return None,
     })
 }
 

@@ -23,6 +23,8 @@ pub enum ModelError {
     Setting { key: String, found: String, expected: String },
     #[error("tensor `{name}` has the shape {found:?}; the model's settings need {expected:?} (outputs, inputs)")]
     Shape { name: String, found: Vec<usize>, expected: Vec<usize> },
+    #[error("tensor `{name}` is stored as {found:?}; it must be plain numbers of f32, f16 or bf16")]
+    NotPlain { name: String, found: backend::weights::WeightType },
     #[error("tensor `{name}` is missing; a {family} model needs it")]
     MissingTensor { name: String, family: String },
     #[error("tensor `{name}` is not part of a {family} model; leaving it out would give wrong results")]

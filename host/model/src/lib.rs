@@ -34,14 +34,14 @@ pub struct LoadedModel {
 #[derive(Debug)]
 pub enum Source {
     Gguf(Gguf),
-    Folder(HfFolder),
+    Folder(Box<HfFolder>),
 }
 
 /// Reads a model: a `.gguf` file, or a folder with `config.json` and safetensors files.
 pub fn load(path: &Path) -> Result<LoadedModel, ModelError> {
     if path.is_dir() {
         let folder = HfFolder::open(path)?;
-        return Ok(LoadedModel { spec: folder.spec()?, source: Source::Folder(folder) });
+        return Ok(LoadedModel { spec: folder.spec()?, source: Source::Folder(Box::new(folder)) });
     }
     let gguf = Gguf::open(path)?;
     let spec = families::from_gguf(&gguf)?;
@@ -51,5 +51,5 @@ pub fn load(path: &Path) -> Result<LoadedModel, ModelError> {
 /// A folder's model with random weights; only its `config.json` is read.
 pub fn load_dummy(path: &Path, seed: u64) -> Result<LoadedModel, ModelError> {
     let folder = HfFolder::open(path)?;
-    Ok(LoadedModel { spec: folder.dummy(seed)?, source: Source::Folder(folder) })
+    Ok(LoadedModel { spec: folder.dummy(seed)?, source: Source::Folder(Box::new(folder)) })
 }

@@ -43,13 +43,14 @@ pub fn small(heads: usize, kv_heads: usize, head_dim: usize, qk_norm: bool) -> S
         hidden: 256,
         ffn: 544,
         layers: 3,
-        attention: AttentionShape { heads, kv_heads, head_dim },
+        attention: AttentionShape { heads, kv_heads, head_dim, gated: false },
         context_len: 2048,
         norm_eps: 1e-5,
         rope: Rope::plain(head_dim, 1e4),
         qk_norm,
         interleaved_qk: false,
         tied_head: Some(false),
+        hybrid: None,
         used_tensors: Vec::new(),
     }
 }

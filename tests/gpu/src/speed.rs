@@ -23,13 +23,14 @@ fn qwen3_8b() -> Settings {
         hidden: 4096,
         ffn: 12_288,
         layers: 36,
-        attention: AttentionShape { heads: 32, kv_heads: 8, head_dim: 128 },
+        attention: AttentionShape { heads: 32, kv_heads: 8, head_dim: 128, gated: false },
         context_len: 40_960,
         norm_eps: 1e-6,
         rope: Rope::plain(128, 1e6),
         qk_norm: true,
         interleaved_qk: false,
         tied_head: Some(false),
+        hybrid: None,
         used_tensors: Vec::new(),
     }
 }

@@ -58,7 +58,7 @@ impl Fast {
         q_norm: Option<WeightId>,
         k_norm: Option<WeightId>,
     ) -> Result<(), Panicked> {
-        let AttentionShape { heads, kv_heads, head_dim } = self.attention;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.attention;
         let (q_width, kv_width) = (self.attention.q_width(), self.attention.kv_width());
         let (isa, eps, pairs, group) = (self.isa, self.norm_eps, self.inv_freq.len(), heads / kv_heads);
         let (angles, vectors) = (&self.angles, &self.vectors);
@@ -114,7 +114,7 @@ impl Fast {
         if decode && pairs <= self.parts.pairs_max && batch.sequences.iter().any(|s| s.first_position >= part_tokens) {
             return self.attend_in_parts(batch, layer);
         }
-        let AttentionShape { heads, kv_heads, head_dim } = self.attention;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.attention;
         let (isa, group, width) = (self.isa, heads / kv_heads, heads / kv_heads * head_dim);
         let tile = (ITEM_HEADS / group).max(1);
         let job = job_of(&self.mix, &self.kv[layer], self.attention);
@@ -143,7 +143,7 @@ impl Fast {
 
     /// Decode rows of few but long sequences: threads share the parts of one sequence.
     fn attend_in_parts(&mut self, batch: &Batch, layer: usize) -> Result<(), Panicked> {
-        let AttentionShape { heads, kv_heads, head_dim } = self.attention;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.attention;
         let (isa, width) = (self.isa, heads / kv_heads * head_dim);
         let job = job_of(&self.mix, &self.kv[layer], self.attention);
         let mut at = 0;
@@ -197,7 +197,7 @@ fn job_of<'a>(
     pool: &'a [u16],
     shape: AttentionShape,
 ) -> impl Fn(&'a Batch, &'a Sequence, usize, usize, usize) -> Attend<'a> + Sync {
-    let AttentionShape { heads, kv_heads, head_dim } = shape;
+    let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
     let (group, stride) = (heads / kv_heads, shape.q_width() + 2 * shape.kv_width());
     move |batch, sequence, kv_head, first, rows| Attend {
         shape: KvShape { kv_heads, head_dim },

@@ -17,7 +17,8 @@ use crate::kernels::attention::{self, KvShape};
 use crate::kernels::dequant::dequantize_row;
 use crate::kernels::{BLOCK, Isa, PackedWeight, QuantRows, ROW_GRAIN, RowForms, Scratch, elementwise, matmul};
 use crate::pool::{Panicked, Shares, ThreadPool, Tickets};
-use crate::program::{Program, vector};
+use crate::program::Program;
+use crate::state::States;
 
 use self::attend::PartResults;
 
@@ -43,8 +44,9 @@ pub struct Fast {
     inv_freq: Vec<f32>,
     program: Program,
     table: Weight,
-    /// One-row weights as numbers, by weight number.
+    /// See [`Program::numbers`].
     vectors: Vec<Vec<f32>>,
+    states: Option<States>,
     /// Packed matrices, by weight number; `None` for vectors and for a table that is no head.
     packed: Vec<Option<PackedWeight>>,
     pool: ThreadPool,
@@ -70,6 +72,9 @@ pub struct FastSizes {
 
 /// Why the fast kernels cannot run a model of this shape; `None` when they can.
 pub fn refusal(spec: &ModelSpec) -> Option<String> {
+    if spec.delta.is_some() {
+        return Some("its linear layers have no fast kernels yet".into());
+    }
     let whole = |what: &str, value: usize, unit: usize| {
         (!value.is_multiple_of(unit)).then(|| format!("its {what} {value} is not a multiple of {unit}"))
     };
@@ -86,16 +91,17 @@ impl Fast {
         program: Program,
         pool: ThreadPool,
         sizes: &FastSizes,
+        states: Option<States>,
         mut packed_bytes: impl FnMut(u64),
     ) -> Result<Self, BackendError> {
         let mut packed = Vec::with_capacity(spec.weights.len());
         let table_is_head = program.head == program.table;
         for (i, weight) in spec.weights.iter().enumerate() {
-            let skip = weight.rows == 1 || (i == program.table.0 as usize && !table_is_head);
+            let skip = program.plain[i] || (i == program.table.0 as usize && !table_is_head);
             packed.push(if skip { None } else { Some(PackedWeight::pack(weight)?) });
             packed_bytes(weight.size_bytes() as u64);
         }
-        let vectors = spec.weights.iter().map(|w| if w.rows == 1 { vector(w) } else { Vec::new() }).collect();
+        let vectors = program.numbers(spec);
         let AttentionShape { kv_heads, head_dim, .. } = spec.attention;
         let (q_width, kv_width) = (spec.attention.q_width(), spec.attention.kv_width());
         let page_len = KvShape { kv_heads, head_dim }.page_len();
@@ -121,6 +127,7 @@ impl Fast {
             table: spec.weight(program.table).clone(),
             program,
             vectors,
+            states,
             packed,
             kv: (0..spec.kv_layers).map(|_| vec![0; sizes.pages * page_len]).collect(),
             parts: PartResults::new(spec.attention, pool.threads(), sizes.context_len),
@@ -190,8 +197,9 @@ impl Fast {
                 self.gate_up(rows, gate, up)
             }
             BlockOp::DownResidual { down } => self.add_to_h(rows, down, true),
-            // `Program::new` lets none of these into a body.
+            // `Program::new` lets none of these into a body, and `refusal` no delta rule.
             BlockOp::Embed { .. } | BlockOp::Head { .. } | BlockOp::Tap { .. } => Ok(()),
+            BlockOp::NormDelta { .. } | BlockOp::DeltaRule { .. } => Ok(()),
         }
     }
 }
@@ -224,6 +232,10 @@ impl Interpreter for Fast {
         for layer in &mut self.kv {
             layer.copy_within(from..from + len, to);
         }
+    }
+
+    fn states(&mut self) -> Option<&mut States> {
+        self.states.as_mut()
     }
 
     fn pool(&mut self) -> &mut ThreadPool {

@@ -17,6 +17,11 @@ pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).map(|(&g, &u)| (f64::from(g) / (1.0 + (-f64::from(g)).exp()) * f64::from(u)) as f32).collect()
 }
 
+/// `1 / (1 + e^-x)`
+pub fn sigmoid(x: f32) -> f64 {
+    1.0 / (1.0 + (-f64::from(x)).exp())
+}
+
 /// Rotates the half-split pairs `(j, j + dims / 2)` of the first `dims` elements by `position inv_freq[j]`.
 pub fn rope(head: &mut [f32], inv_freq: &[f32], position: u32) {
     let half = inv_freq.len();

@@ -95,6 +95,7 @@ impl Fake {
             seats,
             pages,
             page_tokens: PAGE_TOKENS,
+            recurrent: false,
             state_slots: 0,
             adapters: 0,
             max_rows: 128,

@@ -3,12 +3,13 @@
 use backend::ops::{AttentionShape, ModelSpec, Rope};
 use backend::weights::{Weight, WeightType};
 
-use super::{FAMILIES, Family, HEAD_DIM_MAX};
+use super::{FAMILIES, Family, HEAD_DIM_MAX, qwen35};
 use crate::decoder::{LayerPart, Part, Settings, Tensors, assemble};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, GgufError, Metadata, Required};
 
 const ROPE_DIVISORS: &str = "rope_freqs.weight";
+const DRAFT_LAYERS: &str = "nextn_predict_layers";
 
 /// The model of a GGUF file, by its `general.architecture`.
 pub fn from_gguf(gguf: &Gguf) -> Result<ModelSpec, ModelError> {
@@ -18,7 +19,8 @@ pub fn from_gguf(gguf: &Gguf) -> Result<ModelSpec, ModelError> {
         let known = FAMILIES.map(|family| family.name).join(", ");
         ModelError::Architecture { found: architecture.to_owned(), known }
     })?;
-    assemble(&settings(gguf, family)?, gguf)
+    let settings = settings(gguf, family)?;
+    assemble(&settings, &FileTensors { gguf, family, layers: settings.layers })
 }
 
 /// Reads the keys `ARCHITECTURE.NAME`.
@@ -73,21 +75,32 @@ fn settings(gguf: &Gguf, family: &'static Family) -> Result<Settings, ModelError
         );
     }
     let eps = keys.key("attention.layer_norm_rms_epsilon");
+    let layers = layers(&keys)?;
     let rope = rope(gguf, &keys, head_dim)?;
     Ok(Settings {
         family: family.name,
         hidden,
         ffn: keys.required("feed_forward_length")? as usize,
-        layers: keys.required("block_count")?,
-        attention: AttentionShape { heads, kv_heads, head_dim },
+        layers,
+        attention: AttentionShape { heads, kv_heads, head_dim, gated: family.hybrid },
         context_len: keys.required("context_length")?,
         norm_eps: keys.metadata.f32(&eps).required(&eps)?,
         rope,
         qk_norm: family.qk_norm,
         interleaved_qk: family.gguf_interleaves_qk,
         tied_head: None,
+        hybrid: if family.hybrid { Some(qwen35::from_gguf(gguf, layers)?) } else { None },
         used_tensors: vec![ROPE_DIVISORS.to_owned()],
     })
+}
+
+/// Without those of a drafter, which the file counts too.
+fn layers(keys: &Keys<'_>) -> Result<u32, ModelError> {
+    let (blocks, drafters) = (keys.required("block_count")?, keys.optional(DRAFT_LAYERS)?.unwrap_or(0));
+    match blocks.checked_sub(drafters) {
+        Some(layers) => Ok(layers),
+        None => keys.unsupported(DRAFT_LAYERS, drafters, &format!("the file has {blocks} blocks in all")),
+    }
 }
 
 /// Base frequencies, divided by `rope_freqs.weight` where the file has it (how llama-3 scaling is stored).
@@ -124,7 +137,14 @@ fn rope(gguf: &Gguf, keys: &Keys<'_>, head_dim: usize) -> Result<Rope, ModelErro
     Ok(rope)
 }
 
-impl Tensors for Gguf {
+/// A file's tensors by its family's names.
+struct FileTensors<'a> {
+    gguf: &'a Gguf,
+    family: &'static Family,
+    layers: u32,
+}
+
+impl Tensors for FileTensors<'_> {
     fn name(&self, part: Part) -> String {
         let (layer, part) = match part {
             Part::Embedding => return "token_embd.weight".to_owned(),
@@ -133,29 +153,41 @@ impl Tensors for Gguf {
             Part::Layer(layer, part) => (layer, part),
         };
         let name = match part {
-            LayerPart::AttentionNorm => "attn_norm",
-            LayerPart::Q => "attn_q",
-            LayerPart::K => "attn_k",
-            LayerPart::V => "attn_v",
-            LayerPart::QNorm => "attn_q_norm",
-            LayerPart::KNorm => "attn_k_norm",
-            LayerPart::AttentionOut => "attn_output",
-            LayerPart::FfnNorm => "ffn_norm",
-            LayerPart::Gate => "ffn_gate",
-            LayerPart::Up => "ffn_up",
-            LayerPart::Down => "ffn_down",
+            LayerPart::AttentionNorm => "attn_norm.weight",
+            LayerPart::Q => "attn_q.weight",
+            LayerPart::K => "attn_k.weight",
+            LayerPart::V => "attn_v.weight",
+            LayerPart::QNorm => "attn_q_norm.weight",
+            LayerPart::KNorm => "attn_k_norm.weight",
+            LayerPart::AttentionOut => "attn_output.weight",
+            LayerPart::FfnNorm => return format!("blk.{layer}.{}.weight", self.family.gguf_ffn_norm),
+            LayerPart::Gate => "ffn_gate.weight",
+            LayerPart::Up => "ffn_up.weight",
+            LayerPart::Down => "ffn_down.weight",
+            LayerPart::DeltaQkv => "attn_qkv.weight",
+            LayerPart::DeltaZ => "attn_gate.weight",
+            LayerPart::DeltaBeta => "ssm_beta.weight",
+            LayerPart::DeltaAlpha => "ssm_alpha.weight",
+            LayerPart::DeltaTaps => "ssm_conv1d.weight",
+            LayerPart::DeltaDecay => "ssm_a",
+            LayerPart::DeltaBias => "ssm_dt.bias",
+            LayerPart::DeltaNorm => "ssm_norm.weight",
+            LayerPart::DeltaOut => "ssm_out.weight",
         };
-        format!("blk.{layer}.{name}.weight")
+        format!("blk.{layer}.{name}")
     }
 
     fn weight(&self, name: &str) -> Result<Option<Weight>, ModelError> {
-        if self.tensor(name).is_none() {
+        if self.gguf.tensor(name).is_none() {
             return Ok(None);
         }
-        Ok(Some(Gguf::weight(self, name)?))
+        Ok(Some(self.gguf.weight(name)?))
     }
 
+    /// Without those of a drafter's layers.
     fn names(&self) -> Vec<String> {
-        self.tensors().iter().map(|tensor| tensor.name.clone()).collect()
+        let block = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<u32>().ok();
+        let drafted = |name: &str| self.family.hybrid && block(name).is_some_and(|block| block >= self.layers);
+        self.gguf.tensors().iter().map(|tensor| tensor.name.clone()).filter(|name| !drafted(name)).collect()
     }
 }

@@ -2,5 +2,12 @@
 
 use super::Family;
 
-pub(super) const FAMILY: Family =
-    Family { name: "llama", hf_name: "LlamaForCausalLM", qk_norm: false, gguf_interleaves_qk: true };
+pub(super) const FAMILY: Family = Family {
+    name: "llama",
+    hf_names: &["LlamaForCausalLM"],
+    qk_norm: false,
+    gguf_interleaves_qk: true,
+    hybrid: false,
+    gguf_ffn_norm: "ffn_norm",
+    skipped: &[],
+};

@@ -2,5 +2,12 @@
 
 use super::Family;
 
-pub(super) const FAMILY: Family =
-    Family { name: "qwen3", hf_name: "Qwen3ForCausalLM", qk_norm: true, gguf_interleaves_qk: false };
+pub(super) const FAMILY: Family = Family {
+    name: "qwen3",
+    hf_names: &["Qwen3ForCausalLM"],
+    qk_norm: true,
+    gguf_interleaves_qk: false,
+    hybrid: false,
+    gguf_ffn_norm: "ffn_norm",
+    skipped: &[],
+};

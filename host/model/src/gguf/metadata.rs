@@ -199,6 +199,14 @@ impl<'a> Metadata<'a> {
         Ok(Some(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()))
     }
 
+    pub fn bools(&self, key: &str) -> Result<Option<Vec<bool>>, GgufError> {
+        let Some((array, bytes)) = self.array(key)? else { return Ok(None) };
+        if array.element != ValueType::Bool {
+            return Err(Entry::Array(array.clone()).wrong_type(key, "an array of true and false"));
+        }
+        Ok(Some(bytes.iter().map(|&b| b != 0).collect()))
+    }
+
     fn array(&self, key: &str) -> Result<Option<(&'a Array, &'a [u8])>, GgufError> {
         match self.entries.get(key) {
             None => Ok(None),

@@ -7,11 +7,12 @@ use backend::ops::AttentionShape;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::error::HfError;
 use super::read_json;
 use super::rope::RopeTable;
 use crate::ModelError;
 use crate::decoder::Settings;
-use crate::families::{FAMILIES, Family, HEAD_DIM_MAX};
+use crate::families::{FAMILIES, Family, HEAD_DIM_MAX, qwen35};
 
 /// More than ten times the largest vocabulary there is; it sizes allocations.
 const VOCAB_MAX: usize = 4_000_000;
@@ -25,6 +26,8 @@ pub struct Config {
     pub eos: Vec<u32>,
     /// The folder's own weights are FP8.
     pub fp8: bool,
+    /// How the names of tensors begin that the text model does not need.
+    pub skipped: &'static [&'static str],
 }
 
 #[derive(Deserialize)]
@@ -56,6 +59,8 @@ struct ConfigFile {
     use_sliding_window: Option<bool>,
     sliding_window: Option<u64>,
     layer_types: Option<Vec<String>>,
+    #[serde(flatten)]
+    linear: qwen35::Keys,
     quantization_config: Option<Value>,
     bos_token_id: Option<u32>,
     eos_token_id: Option<OneOrMany>,
@@ -78,17 +83,29 @@ impl Config {
     pub fn parse(path: &Path, text: &str) -> Result<Self, ModelError> {
         let head: Head = read_json(path, text)?;
         let name = head.architectures.unwrap_or_default().into_iter().next().unwrap_or_default();
-        let Some(family) = FAMILIES.into_iter().find(|family| family.hf_name == name) else {
-            let known = FAMILIES.map(|family| family.hf_name).join(", ");
+        let Some(family) = FAMILIES.into_iter().find(|family| family.hf_names.contains(&name.as_str())) else {
+            let known = FAMILIES.map(|family| family.hf_names.join(", ")).join(", ");
             return Err(ModelError::Architecture { found: name, known });
         };
-        read_json::<ConfigFile>(path, text)?.settings(family)
+        let file: ConfigFile = if family.hybrid { read_text_part(path, text)? } else { read_json(path, text)? };
+        file.settings(family)
     }
+}
+
+/// The settings of a model that may be wrapped together with an image encoder: those of the text model, and what is said
+/// of both beside it.
+fn read_text_part(path: &Path, text: &str) -> Result<ConfigFile, ModelError> {
+    let mut outer: serde_json::Map<String, Value> = read_json(path, text)?;
+    if let Some(Value::Object(inner)) = outer.remove("text_config") {
+        outer.extend(inner);
+    }
+    let fail = |e: serde_json::Error| ModelError::Hf { path: path.to_owned(), source: HfError::Json(e.to_string()) };
+    serde_json::from_value(Value::Object(outer)).map_err(fail)
 }
 
 impl ConfigFile {
     fn settings(self, family: &'static Family) -> Result<Config, ModelError> {
-        self.refuse_unsupported()?;
+        self.refuse_unsupported(family)?;
         let heads = self.num_attention_heads;
         if heads == 0 {
             return refuse("num_attention_heads", 0, "expected at least 1");
@@ -103,23 +120,26 @@ impl ConfigFile {
         let table = self.rope_parameters.or(self.rope_scaling).unwrap_or_default();
         // 10,000 is the base of the paper and what files leave out.
         let theta = table.rope_theta.or(self.rope_theta).unwrap_or(10_000.0);
-        if let Some(part @ 0.0..1.0) = table.partial_rotary_factor.or(self.partial_rotary_factor) {
-            return refuse("partial_rotary_factor", part, "only whole heads are rotated");
-        }
+        let part = table.partial_rotary_factor.or(self.partial_rotary_factor).unwrap_or(1.0);
+        let rotated = rotated_dims(family, head_dim, part)?;
         let kv_heads = self.num_key_value_heads.unwrap_or(heads);
         let settings = Settings {
             family: family.name,
             hidden: self.hidden_size,
             ffn: self.intermediate_size,
             layers: self.num_hidden_layers,
-            attention: AttentionShape { heads, kv_heads, head_dim },
+            attention: AttentionShape { heads, kv_heads, head_dim, gated: family.hybrid },
             context_len: self.max_position_embeddings,
             norm_eps: self.rms_norm_eps.unwrap_or(1e-6),
-            rope: table.rope(head_dim, theta)?,
+            rope: table.rope(rotated, theta)?,
             qk_norm: family.qk_norm,
             interleaved_qk: false,
             // Both families have a head of their own unless the file says otherwise.
             tied_head: Some(self.tie_word_embeddings.unwrap_or(false)),
+            hybrid: match family.hybrid {
+                true => Some(self.linear.hybrid(self.num_hidden_layers, self.layer_types.as_deref())?),
+                false => None,
+            },
             used_tensors: Vec::new(),
         };
         settings.check()?;
@@ -134,10 +154,11 @@ impl ConfigFile {
             bos: self.bos_token_id,
             eos,
             fp8: self.quantization_config.is_some(),
+            skipped: family.skipped,
         })
     }
 
-    fn refuse_unsupported(&self) -> Result<(), ModelError> {
+    fn refuse_unsupported(&self, family: &Family) -> Result<(), ModelError> {
         for (key, value) in [("attention_bias", self.attention_bias), ("mlp_bias", self.mlp_bias)] {
             if value == Some(true) {
                 return refuse(key, true, "projections with a bias are not supported");
@@ -152,7 +173,7 @@ impl ConfigFile {
             let size = self.sliding_window.map_or_else(|| "on".to_owned(), |n| n.to_string());
             return refuse("sliding_window", size, "attention over the whole context is supported");
         }
-        if let Some(kind) = self.layer_types.iter().flatten().find(|kind| *kind != "full_attention") {
+        if let Some(kind) = self.layer_types.iter().flatten().find(|kind| *kind != "full_attention" && !family.hybrid) {
             return refuse("layer_types", format!("`{kind}` in a layer"), "`full_attention` is supported");
         }
         if let Some(quantization) = &self.quantization_config {
@@ -160,6 +181,19 @@ impl ConfigFile {
         }
         Ok(())
     }
+}
+
+/// Dimensions of a head that are rotated.
+fn rotated_dims(family: &Family, head_dim: usize, part: f64) -> Result<usize, ModelError> {
+    if part != 1.0 && !family.hybrid {
+        return refuse("partial_rotary_factor", part, "only whole heads are rotated");
+    }
+    let dims = (head_dim as f64 * part) as usize;
+    if !(part > 0.0 && part <= 1.0) || dims < 2 || !dims.is_multiple_of(2) {
+        let expected = format!("expected a part of the head size {head_dim} that is an even number of dimensions");
+        return refuse("partial_rotary_factor", part, expected);
+    }
+    Ok(dims)
 }
 
 /// FP8 with block scales is the one kind of quantised checkpoint that is read.

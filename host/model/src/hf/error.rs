@@ -26,7 +26,7 @@ pub enum HfError {
     Truncated { what: String, needed: u64, size: u64 },
     #[error("tensor `{name}` has the type {found}; BF16, F16, F32 and F8_E4M3 can be read")]
     Type { name: String, found: String },
-    #[error("tensor `{name}` has the shape {shape:?}; one or two dimensions above 0 can be read")]
+    #[error("tensor `{name}` has the shape {shape:?}; dimensions above 0 can be read")]
     Dims { name: String, shape: Vec<u64> },
     #[error("tensor `{name}` has {found} bytes in the file, its shape and type need {expected}")]
     Bytes { name: String, found: u64, expected: u64 },

@@ -30,13 +30,21 @@ struct IndexFile {
 pub struct Shards {
     shards: Vec<Shard>,
     by_name: HashMap<String, usize>,
+    /// How the names of the text model's tensors begin.
+    body: &'static str,
+    /// How the names of tensors begin that nobody reads.
+    skipped: &'static [&'static str],
 }
 
+/// With an image encoder beside it the text model is one level deeper.
+const BODIES: [&str; 2] = ["model.language_model.", "model."];
+
 impl Shards {
-    pub fn open(folder: &Path) -> Result<Self, ModelError> {
+    /// Tensors whose names begin with one of `skipped` need not be read.
+    pub fn open(folder: &Path, skipped: &'static [&'static str]) -> Result<Self, ModelError> {
         let index = folder.join(INDEX);
         if !index.exists() {
-            return Self::join(all_files(folder)?);
+            return Self::join(all_files(folder)?, skipped);
         }
         let fail = |source| ModelError::Hf { path: index.clone(), source };
         let file: IndexFile = read_json(&index, &read_text(&index, INDEX_BYTES_MAX)?)?;
@@ -55,7 +63,7 @@ impl Shards {
             }
             paths.insert(shard, path);
         }
-        let whole = Self::join(paths.into_values().collect())?;
+        let whole = Self::join(paths.into_values().collect(), skipped)?;
         let lost = file.weight_map.iter().find(|(tensor, shard)| {
             let found = whole.by_name.get(*tensor).map(|&i| &whole.shards[i]);
             found.is_none_or(|found| found.path.file_name().is_none_or(|name| name != shard.as_str()))
@@ -66,7 +74,7 @@ impl Shards {
         }
     }
 
-    fn join(paths: Vec<PathBuf>) -> Result<Self, ModelError> {
+    fn join(paths: Vec<PathBuf>, skipped: &'static [&'static str]) -> Result<Self, ModelError> {
         if let Some(path) = paths.get(SHARDS_MAX) {
             return Err(ModelError::Hf { path: path.clone(), source: HfError::ShardCount { limit: SHARDS_MAX } });
         }
@@ -81,7 +89,9 @@ impl Shards {
                 }
             }
         }
-        Ok(Self { shards, by_name })
+        let has = |body: &&str| by_name.keys().any(|name| name.starts_with(body));
+        let body = BODIES.into_iter().find(has).unwrap_or(BODIES[1]);
+        Ok(Self { shards, by_name, body, skipped })
     }
 
     fn find(&self, name: &str) -> Option<(&Shard, Weight)> {
@@ -117,26 +127,36 @@ fn all_files(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
 
 impl Tensors for Shards {
     fn name(&self, part: Part) -> String {
+        let body = self.body;
         let (layer, part) = match part {
-            Part::Embedding => return "model.embed_tokens.weight".to_owned(),
-            Part::FinalNorm => return "model.norm.weight".to_owned(),
+            Part::Embedding => return format!("{body}embed_tokens.weight"),
+            Part::FinalNorm => return format!("{body}norm.weight"),
             Part::Head => return "lm_head.weight".to_owned(),
             Part::Layer(layer, part) => (layer, part),
         };
         let name = match part {
-            LayerPart::AttentionNorm => "input_layernorm",
-            LayerPart::Q => "self_attn.q_proj",
-            LayerPart::K => "self_attn.k_proj",
-            LayerPart::V => "self_attn.v_proj",
-            LayerPart::QNorm => "self_attn.q_norm",
-            LayerPart::KNorm => "self_attn.k_norm",
-            LayerPart::AttentionOut => "self_attn.o_proj",
-            LayerPart::FfnNorm => "post_attention_layernorm",
-            LayerPart::Gate => "mlp.gate_proj",
-            LayerPart::Up => "mlp.up_proj",
-            LayerPart::Down => "mlp.down_proj",
+            LayerPart::AttentionNorm => "input_layernorm.weight",
+            LayerPart::Q => "self_attn.q_proj.weight",
+            LayerPart::K => "self_attn.k_proj.weight",
+            LayerPart::V => "self_attn.v_proj.weight",
+            LayerPart::QNorm => "self_attn.q_norm.weight",
+            LayerPart::KNorm => "self_attn.k_norm.weight",
+            LayerPart::AttentionOut => "self_attn.o_proj.weight",
+            LayerPart::FfnNorm => "post_attention_layernorm.weight",
+            LayerPart::Gate => "mlp.gate_proj.weight",
+            LayerPart::Up => "mlp.up_proj.weight",
+            LayerPart::Down => "mlp.down_proj.weight",
+            LayerPart::DeltaQkv => "linear_attn.in_proj_qkv.weight",
+            LayerPart::DeltaZ => "linear_attn.in_proj_z.weight",
+            LayerPart::DeltaBeta => "linear_attn.in_proj_b.weight",
+            LayerPart::DeltaAlpha => "linear_attn.in_proj_a.weight",
+            LayerPart::DeltaTaps => "linear_attn.conv1d.weight",
+            LayerPart::DeltaDecay => "linear_attn.A_log",
+            LayerPart::DeltaBias => "linear_attn.dt_bias",
+            LayerPart::DeltaNorm => "linear_attn.norm.weight",
+            LayerPart::DeltaOut => "linear_attn.out_proj.weight",
         };
-        format!("model.layers.{layer}.{name}.weight")
+        format!("{body}layers.{layer}.{name}")
     }
 
     fn weight(&self, name: &str) -> Result<Option<Weight>, ModelError> {
@@ -164,12 +184,13 @@ impl Tensors for Shards {
         Ok(weight.with_scales(values.into()))
     }
 
-    /// Without the rotary frequencies that old checkpoints hold, which say what the settings say, and without the scales
-    /// that come with their weights.
+    /// Without the rotary frequencies that old checkpoints hold, which say what the settings say, without the scales that
+    /// come with their weights, and without what is skipped.
     fn names(&self) -> Vec<String> {
         let scales =
             |name: &str| name.strip_suffix(SCALE_SUFFIX).is_some_and(|weight| self.by_name.contains_key(weight));
-        let whole = |name: &&String| !name.ends_with(".rotary_emb.inv_freq") && !scales(name);
+        let skipped = |name: &str| self.skipped.iter().any(|start| name.starts_with(start));
+        let whole = |name: &&String| !name.ends_with(".rotary_emb.inv_freq") && !scales(name) && !skipped(name);
         self.by_name.keys().filter(whole).cloned().collect()
     }
 }

@@ -44,7 +44,7 @@ impl HfFolder {
 
     /// The model with the folder's weights, still in their files.
     pub fn spec(&self) -> Result<ModelSpec, ModelError> {
-        let spec = assemble(&self.config.settings, &Shards::open(&self.path)?)?;
+        let spec = assemble(&self.config.settings, &Shards::open(&self.path, self.config.skipped)?)?;
         if spec.vocab != self.config.vocab {
             let found = format!("{}", self.config.vocab);
             let expected = format!("the embedding has {} rows", spec.vocab);

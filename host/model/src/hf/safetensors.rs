@@ -124,10 +124,11 @@ fn place(
             "F8_E4M3" => WeightType::F8_E4M3,
             _ => return Err(HfError::Type { name, found: tensor.dtype }),
         };
-        let (rows, cols) = match *tensor.shape {
-            [cols] if cols > 0 => (1, cols),
-            [rows, cols] if rows > 0 && cols > 0 => (rows, cols),
-            _ => return Err(HfError::Dims { name, shape: tensor.shape }),
+        // Outer dimensions are rows: a convolution of [channels, 1, taps] is a matrix of channels by taps.
+        let rows = |outer: &[u64]| outer.iter().try_fold(1u64, |rows, &n| rows.checked_mul(n)).filter(|&rows| rows > 0);
+        let shape = tensor.shape.split_last().and_then(|(&cols, outer)| Some((rows(outer)?, cols)));
+        let Some((rows, cols)) = shape.filter(|&(_, cols)| cols > 0) else {
+            return Err(HfError::Dims { name, shape: tensor.shape });
         };
         let expected = rows.checked_mul(cols).and_then(|n| n.checked_mul(ty.block_bytes() as u64)).unwrap_or(u64::MAX);
         let found = end.saturating_sub(start);

@@ -123,7 +123,7 @@ fn load_script(path: &Path, settings: &EngineSettings, asked: &LoadOptions) -> a
 
 fn load_model(path: &Path, settings: &EngineSettings, asked: &LoadOptions) -> anyhow::Result<LoadedBackend> {
     let loaded = if settings.dummy { model::load_dummy(path, DUMMY_SEED)? } else { model::load(path)? };
-    let LoadedModel { spec, source } = loaded;
+    let LoadedModel { mut spec, source } = loaded;
     let tokenizer = settings.tokenizer.as_deref();
     let (files, mut warnings) = match &source {
         model::Source::Gguf(gguf) => (gguf_files(gguf, path, tokenizer)?, Vec::new()),
@@ -131,6 +131,7 @@ fn load_model(path: &Path, settings: &EngineSettings, asked: &LoadOptions) -> an
     };
     let (tokens, vocab) = (files.tokenizer.vocab_size(), spec.vocab);
     ensure!(tokens <= vocab, "the tokenizer has {tokens} tokens, the model only {vocab}; they do not belong together");
+    spec.vocab_used = tokens;
     let mut family = spec.family.clone();
     if settings.dummy {
         family += ", random weights";

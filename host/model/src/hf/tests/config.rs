@@ -1,12 +1,17 @@
 use std::path::Path;
 
+use backend::ops::{GateFn, HeadOrder};
 use serde_json::{Value, json};
 
 use super::config;
 use crate::hf::Config;
 
+fn parse_text(text: &str) -> Result<Config, String> {
+    Config::parse(Path::new("config.json"), text).map_err(|e| e.to_string())
+}
+
 fn parse(changes: Value) -> Result<Config, String> {
-    Config::parse(Path::new("config.json"), &config(changes)).map_err(|e| e.to_string())
+    parse_text(&config(changes))
 }
 
 fn parsed(changes: Value) -> Config {
@@ -49,14 +54,62 @@ fn rotary_frequencies() {
     assert_eq!(found, expected);
 }
 
+/// A hybrid, wrapped together with an image encoder; `changes` are laid over the text model's settings.
+fn hybrid(changes: Value) -> Result<Config, String> {
+    let own = json!({"architectures": null, "layer_types": ["linear_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 16, "head_dim": 16,
+        "linear_conv_kernel_dim": 4, "tie_word_embeddings": null,
+        "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}});
+    let mut text: Value = serde_json::from_str(&config(own)).expect("settings");
+    for (key, value) in changes.as_object().expect("an object") {
+        text[key] = value.clone();
+    }
+    let name = "Qwen3_5ForConditionalGeneration";
+    parse_text(&json!({"architectures": [name], "text_config": text, "tie_word_embeddings": true}).to_string())
+}
+
+#[test]
+fn hybrids_say_which_layers_attend() {
+    let settings = hybrid(json!({})).expect("usable settings").settings;
+    assert_eq!((settings.family, settings.tied_head, settings.rope.dims()), ("qwen35", Some(true), 4));
+    let found = settings.hybrid.expect("a hybrid");
+    let widths = (found.delta.channels(), found.delta.value_width(), found.delta.conv);
+    assert_eq!((widths, found.attends, found.as_trained), ((192, 64, 4), vec![false], true));
+    assert_eq!((found.delta.order, found.delta.gate), (HeadOrder::Grouped, GateFn::Silu));
+    assert!(settings.attention.gated);
+    let every_second = json!({"layer_types": null, "num_hidden_layers": 4, "full_attention_interval": 2,
+        "output_gate_type": "sigmoid"});
+    let found = hybrid(every_second).expect("usable settings").settings.hybrid.expect("a hybrid");
+    assert_eq!((found.attends, found.delta.gate), (vec![false, true, false, true], GateFn::Sigmoid));
+}
+
+#[test]
+fn hybrids_that_cannot_run_are_refused_by_name() {
+    for (changes, needle) in [
+        (
+            json!({"layer_types": ["conv"]}),
+            "`layer_types` is `conv` in a layer; `full_attention` and `linear_attention`",
+        ),
+        (json!({"layer_types": []}), "`layer kinds` is 0; expected one for each of the 1 layers"),
+        (json!({"output_gate_type": "tanh"}), "`output_gate_type` is `tanh`; `swish` and `sigmoid` are supported"),
+        (json!({"attn_output_gate": false}), "`attn_output_gate` is false"),
+        (json!({"linear_num_value_heads": 3}), "`linear value heads` is 3; expected a multiple of the 2 key heads"),
+        (json!({"linear_num_key_heads": null}), "`linear_num_key_heads` is missing"),
+        (json!({"linear_key_head_dim": 0}), "`linear key head size` is 0"),
+        (json!({"linear_conv_kernel_dim": 1}), "`convolution taps` is 1; expected 2 to 16"),
+        (json!({"layer_types": null, "full_attention_interval": 0}), "`full_attention_interval` is 0"),
+        (json!({"rope_parameters": {"partial_rotary_factor": 0.01}}), "`partial_rotary_factor` is 0.01"),
+    ] {
+        let error = hybrid(changes.clone()).expect_err(&changes.to_string());
+        assert!(error.contains(needle), "{changes}: {error}");
+    }
+}
+
 #[test]
 fn what_would_change_the_result_is_refused_by_name() {
     for (changes, needle) in [
         (json!({"architectures": null}), "architecture `` is not one of: LlamaForCausalLM, Qwen3ForCausalLM"),
-        (
-            json!({"architectures": ["Qwen3_5ForConditionalGeneration"]}),
-            "`Qwen3_5ForConditionalGeneration` is not one of",
-        ),
+        (json!({"architectures": ["MambaForCausalLM"]}), "`MambaForCausalLM` is not one of"),
         (json!({"hidden_size": null}), "config.json: not usable: missing field `hidden_size`"),
         (json!({"hidden_size": -8}), "invalid value"),
         (json!({"num_attention_heads": 0}), "`num_attention_heads` is 0"),

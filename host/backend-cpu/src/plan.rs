@@ -88,6 +88,7 @@ pub fn sizes(
         max_query: 1,
         in_flight: 1,
         resume_align: if recurrent { DELTA_CHUNK as u32 } else { 1 },
+        rows_tile: 1,
         mask_words: vocab.div_ceil(32),
         graphs: Vec::new(),
     };

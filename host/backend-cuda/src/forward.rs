@@ -14,7 +14,7 @@ use crate::blas::Blas;
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
 use crate::launch::{Args, Shape};
-use crate::products::{Epilogue, Fp8Scales, Fp8Work, Matrix, ProductKernels, ROW_ALIGN};
+use crate::products::{Epilogue, Fp8Scales, Fp8Work, Matrix, ProductKernels, library_rows};
 use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload};
 
 /// Keys of one decode work item.
@@ -45,7 +45,7 @@ pub enum DeviceOp {
 }
 
 impl DeviceOp {
-    fn matrix(&self) -> Option<&Matrix> {
+    pub fn matrix(&self) -> Option<&Matrix> {
         match self {
             Self::NormQkv { weight, .. } | Self::NormGateUp { weight, .. } => Some(weight),
             Self::OutResidual { weight } | Self::DownResidual { weight } => Some(weight),
@@ -160,7 +160,7 @@ pub struct Workspace {
     tiles: Buffer,
     pub h: Buffer,
     pub normed: Buffer,
-    mix: Buffer,
+    pub mix: Buffer,
     pub attended: Buffer,
     pub gate_up: Buffer,
     pub act: Buffer,
@@ -206,8 +206,8 @@ impl Workspace {
         context_len: u32,
     ) -> Result<Self, BackendError> {
         let (rows, seats) = (options.max_rows as usize, usize::from(options.seats));
-        // FP8 products write whole fours of rows.
-        let padded = rows.next_multiple_of(ROW_ALIGN);
+        // Products read and write whole tiles of rows.
+        let padded = library_rows(rows);
         let shape = &spec.attention;
         let group = shape.heads / shape.kv_heads;
         let table_width = (context_len as usize).div_ceil(64) + 1;
@@ -238,16 +238,16 @@ impl Workspace {
             decode_items: alloc("decode work", items * 16)?,
             tiles: alloc("prefill work", tiles * 16)?,
             h: alloc("residual rows", padded * spec.hidden * 2)?,
-            normed: alloc("normed rows", rows * spec.hidden * 2)?,
+            normed: alloc("normed rows", padded * spec.hidden * 2)?,
             mix: alloc("attention inputs", padded * (shape.q_width() + 2 * shape.kv_width()) * 2)?,
-            attended: alloc("attention outputs", rows * shape.q_width() * 2)?,
+            attended: alloc("attention outputs", padded * shape.q_width() * 2)?,
             gate_up: alloc("gate and up rows", padded * spec.ffn * 4)?,
-            act: alloc("activated rows", rows * spec.ffn * 2)?,
+            act: alloc("activated rows", padded * spec.ffn * 2)?,
             part_o: alloc("attention splits", items * group * shape.head_dim * 4)?,
             part_ml: alloc("attention split sums", items * group * 8)?,
             tile_o: alloc("prefill splits", split_rows * shape.head_dim * 4)?,
             tile_ml: alloc("prefill split sums", split_rows * 8)?,
-            logits: alloc("logits", emits * spec.vocab * 4)?,
+            logits: alloc("logits", library_rows(emits) * spec.vocab * 4)?,
             sample_parts: alloc("sampling parts", emits * SAMPLE_PARTS_MAX * 16)?,
             sample_arrived: alloc("sampling arrivals", emits * 4)?,
         })
@@ -474,7 +474,8 @@ impl Forward<'_> {
                 .pointer(w.attended.pointer)
                 .pointer(w.part_o.pointer)
                 .pointer(w.part_ml.pointer)
-                .pointer(w.runs_pointer());
+                .pointer(w.runs_pointer())
+                .pointer(w.mix.pointer);
             let grid = (size.runs as u32, model.shape.heads as u32);
             let shape = Shape { grid, block: model.shape.head_dim as u32, shared_bytes: 0 };
             self.kernels.attend_merge.launch(self.device, shape, args)?;

@@ -31,8 +31,32 @@ const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
 /// Rows up to which sums of bare codes are faster: on an H200 66 against 103 us a layer of Qwen3-8B at 32 rows, 72 against
 /// 96 at 128, and nothing from 512 on.
 const RAW_ROWS_MAX: usize = 256;
-/// The library takes FP8 rows in fours.
-pub const ROW_ALIGN: usize = 4;
+/// Chunks of prompts are counted in tiles of so many rows: half of what the library's products take at once, and the
+/// tokens of a tile of attention where four heads share a key.
+pub const ROWS_TILE: usize = 32;
+/// Rows up to which a few more or less are felt, since the weights' bytes are most of the time.
+const FINE_ROWS_MAX: usize = 128;
+/// Rows beyond which a tile is not felt.
+const COARSE_ROWS_MIN: usize = 512;
+/// Chunks up to so many rows have their products chosen by measurement.
+const TUNED_ROWS_MAX: usize = 1024;
+/// Layers whose products are timed: more weights than the caches hold.
+const TUNED_LAYERS: usize = 6;
+
+/// The rows that the library computes for `m`: it takes FP8 rows in fours, and few different shapes are worth tuning. The
+/// rows behind the last hold numbers that nobody reads.
+pub fn library_rows(m: usize) -> usize {
+    m.next_multiple_of(match m {
+        ..=FINE_ROWS_MAX => 8,
+        ..=COARSE_ROWS_MIN => ROWS_TILE,
+        _ => 2 * ROWS_TILE,
+    })
+}
+
+/// Rows of prompts for which products are chosen by measurement.
+pub fn tuned_rows(rows_max: usize) -> impl Iterator<Item = usize> {
+    (ROWS_TILE..=TUNED_ROWS_MAX.min(rows_max)).step_by(ROWS_TILE).filter(|&rows| library_rows(rows) == rows)
+}
 
 /// What `few_rows` does with its sums; the kernel's MODE.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -263,7 +287,7 @@ impl Fp8Work {
         let lacking = lacking(device, blas, (operands, aligned), &shapes);
         let library = lacking.is_none();
         let widest = hidden.max(q_width).max(spec.ffn);
-        let rows = max_rows.next_multiple_of(ROW_ALIGN);
+        let rows = library_rows(max_rows);
         let largest = shapes.iter().map(|(n, k)| n * k).max().unwrap_or(0);
         Ok(Self {
             operands,
@@ -386,7 +410,7 @@ impl Forward<'_> {
         let args = Args::default()
             .pointer(out)
             .pointer(fp8.row_scales.pointer)
-            .int(m.next_multiple_of(ROW_ALIGN))
+            .int(library_rows(m))
             .pointer(self.work.h.pointer)
             .pointer(norm.pointer)
             .pointer(pick)
@@ -444,7 +468,7 @@ impl Forward<'_> {
                 let args = Args::default()
                     .pointer(fp8.codes.pointer)
                     .pointer(fp8.row_scales.pointer)
-                    .int(m.next_multiple_of(ROW_ALIGN))
+                    .int(library_rows(m))
                     .pointer(x)
                     .int(k);
                 self.fp8_kernels().quantize.launch(self.device, Shape::new(m as u32, 256), args)?;
@@ -486,6 +510,31 @@ impl Forward<'_> {
         self.fp8_kernels().few_rows[tile][role as usize].launch(self.device, shape, args)
     }
 
+    /// Every product of the first layers as a step of `m` rows has it, on whatever the buffers hold.
+    pub(crate) fn sample_products(&mut self, m: usize) -> Result<(), BackendError> {
+        let (model, w) = (self.model, self.work);
+        let (hidden, ffn, q_width) = (model.hidden, model.ffn, model.shape.q_width());
+        let qkv = q_width + 2 * model.shape.kv_width();
+        for op in model.ops.iter().filter(|op| op.matrix().is_some()).take(4 * TUNED_LAYERS) {
+            match op {
+                DeviceOp::NormQkv { weight, .. } => {
+                    self.library(Epilogue::Store, w.mix.pointer, w.normed.pointer, weight, (m, qkv, hidden))?;
+                }
+                DeviceOp::OutResidual { weight } => {
+                    self.library(Epilogue::AddResidual, w.h.pointer, w.attended.pointer, weight, (m, hidden, q_width))?;
+                }
+                DeviceOp::NormGateUp { weight, .. } => {
+                    self.library(Epilogue::SiluMul, w.act.pointer, w.normed.pointer, weight, (m, ffn, hidden))?;
+                }
+                DeviceOp::DownResidual { weight } => {
+                    self.library(Epilogue::AddResidual, w.h.pointer, w.act.pointer, weight, (m, hidden, ffn))?;
+                }
+                DeviceOp::Embed { .. } | DeviceOp::RopeKv { .. } | DeviceOp::Attend { .. } | DeviceOp::Head { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Through cuBLASLt. FP8 rows are in the work buffers when [`Self::quantised`], else `x` holds them in 16 bits.
     fn library(
         &mut self,
@@ -498,7 +547,7 @@ impl Forward<'_> {
         let silu = epilogue == Epilogue::SiluMul;
         let rows = if silu { 2 * n } else { n };
         let mut product = Product {
-            m,
+            m: library_rows(m),
             n: rows,
             k,
             add: epilogue == Epilogue::AddResidual,
@@ -510,7 +559,7 @@ impl Forward<'_> {
         let call = match (matrix, self.quantised(m)) {
             (Matrix::Half(weights), _) => Call { out: to, x, w: weights.pointer, x_scales: 0, w_scales: 0 },
             (Matrix::Fp8 { codes, scales, blocks }, Some(fp8)) => {
-                (product.m, product.operands) = (m.next_multiple_of(ROW_ALIGN), fp8.operands);
+                product.operands = fp8.operands;
                 let w_scales = blocks.as_ref().unwrap_or(scales).pointer;
                 let (x, x_scales) = (fp8.codes.pointer, fp8.row_scales.pointer);
                 let mut call = Call { out: to, x, w: codes.pointer, x_scales, w_scales };
@@ -553,7 +602,7 @@ impl Forward<'_> {
             let args = Args::default()
                 .pointer(fp8.codes.pointer)
                 .pointer(fp8.row_scales.pointer)
-                .int(m.next_multiple_of(ROW_ALIGN))
+                .int(library_rows(m))
                 .pointer(self.work.gate_up.pointer)
                 .pointer(sums_of)
                 .int(n);

@@ -15,7 +15,7 @@ use crate::blas::Blas;
 use crate::device::{Device, Pinned, fault};
 use crate::forward::{DeviceModel, Forward, Kernels, SAMPLE_PARTS_MAX, StepSize, Workspace};
 use crate::launch::{Args, Shape};
-use crate::products::{FEW_ROWS_MAX, Fp8Work};
+use crate::products::{FEW_ROWS_MAX, Fp8Work, ROWS_TILE, tuned_rows};
 use crate::prompt::{self, PromptBuffers, PromptOut};
 use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload, bytes_of, captured_sizes, history};
 
@@ -93,6 +93,7 @@ impl CudaBackend {
             max_query: 1,
             in_flight: IN_FLIGHT as u8,
             resume_align: 1,
+            rows_tile: ROWS_TILE as u32,
             mask_words: work.mask_words as u32,
             graphs: sizes.iter().map(|&rows| (rows as u16, 1)).collect(),
         };
@@ -136,6 +137,9 @@ impl CudaBackend {
         for &rows in &sizes {
             backend.capture(rows)?;
         }
+        if graphs {
+            backend.tune_prompts()?;
+        }
         backend.device.synchronize()?;
         Ok(backend)
     }
@@ -178,6 +182,17 @@ impl CudaBackend {
         let graph = graph?.ok_or_else(|| fault("cuStreamEndCapture", "an empty graph"))?;
         graph.upload().map_err(|e| fault("cuGraphUpload", e))?;
         self.graphs.insert(rows, graph);
+        Ok(())
+    }
+
+    /// Chooses the products of chunks by measurement; which one the library would take is often not the fastest.
+    fn tune_prompts(&mut self) -> Result<(), BackendError> {
+        for rows in tuned_rows(self.work.max_rows) {
+            self.blas.record();
+            self.forward().sample_products(rows)?;
+            self.device.synchronize()?;
+            self.blas.tune(&self.device)?;
+        }
         Ok(())
     }
 

@@ -81,6 +81,7 @@ impl ScriptBackend {
             max_query: 1,
             in_flight: 2,
             resume_align: 1,
+            rows_tile: 1,
             mask_words: vocab.div_ceil(32),
             graphs: Vec::new(),
         };

@@ -37,6 +37,8 @@ pub struct Caps {
     pub in_flight: u8,
     /// Prefill must be cut at multiples of this, in absolute position; the last chunk is exempt.
     pub resume_align: u32,
+    /// Products take rows in tiles of so many: a step of whole tiles wastes nothing. 1 where that is not felt.
+    pub rows_tile: u32,
     /// Words of a grammar mask: `vocab.div_ceil(32)`.
     pub mask_words: u32,
     /// Captured decode sizes as (rows, query length); empty where steps are never captured.

@@ -3,7 +3,8 @@
 //! `ms = a + b rows + c context`, where `context` is the sum over the rows of their positions: weights are read once,
 //! every row costs its products, and attention reads what comes before it. The three are fitted by least squares of the
 //! relative error. Steps are kept in bins by rows and by context of a row, each bin fading on its own: an hour of pure
-//! decoding does not make the engine forget what a deep prompt costs.
+//! decoding does not make the engine forget what a deep prompt costs. No device is linear from one row to thousands, so
+//! bins count the less the farther they are from the last step with a prompt in it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,12 +17,17 @@ pub(crate) struct Measured {
     pub rows: u32,
     /// Sum over the rows of their positions.
     pub context: f64,
+    /// Some rows are a chunk of a prompt.
+    pub prompts: bool,
     pub device: Duration,
 }
 
 /// Weight of a step after each later one of its bin: about the last thirty count, so a fit follows a machine that gets
 /// warm or shared, and does not follow a single slow step.
 const FADE: f64 = 0.97;
+
+/// Weight of a bin for each binary digit of rows, or two of context, between it and the last step with a prompt.
+const FAR: f64 = 0.4;
 
 /// Weight of the prior `a = b = c = 0`, in steps; it only decides what a handful of equal steps cannot.
 const PRIOR: f64 = 1e-4;
@@ -55,12 +61,12 @@ impl Sums {
         }
     }
 
-    fn merge(&mut self, other: &Self) {
+    fn merge(&mut self, other: &Self, weight: f64) {
         for i in 0..3 {
             for j in 0..3 {
-                self.normal[i][j] += other.normal[i][j];
+                self.normal[i][j] += weight * other.normal[i][j];
             }
-            self.right[i] += other.right[i];
+            self.right[i] += weight * other.right[i];
         }
     }
 }
@@ -71,6 +77,8 @@ pub(crate) struct Budget {
     rows_seen: u32,
     /// By binary digits of the rows, and of the context of a row.
     bins: BTreeMap<(u32, u32), Sums>,
+    /// The bin of the last step with a chunk of a prompt.
+    here: Option<(u32, u32)>,
     cost: StepCost,
 }
 
@@ -78,11 +86,19 @@ impl Budget {
     pub fn new(rows_max: u32) -> Self {
         // Nothing is known yet: half a page of rows is small on every device.
         let rows_seen = contract::PAGE_TOKENS / 2;
-        Self { rows_max, rows_seen, bins: BTreeMap::new(), cost: StepCost::default() }
+        Self { rows_max, rows_seen, bins: BTreeMap::new(), here: None, cost: StepCost::default() }
     }
 
     pub fn cost(&self) -> StepCost {
         self.cost
+    }
+
+    /// Microseconds that the fit would have said.
+    pub fn expected_us(&self, step: &Measured) -> f64 {
+        let StepCost { fixed_us, row_ns, context_ps } = self.cost;
+        f64::from(fixed_us)
+            + f64::from(row_ns) * 1e-3 * f64::from(step.rows)
+            + f64::from(context_ps) * 1e-6 * step.context
     }
 
     /// Beyond what was measured the fit only guesses, so steps at most double.
@@ -97,12 +113,19 @@ impl Budget {
         self.rows_seen = self.rows_seen.max(step.rows);
         let row_context = (step.context / f64::from(step.rows)) as u32;
         // Contexts by powers of four: attention is a part of the cost that grows slowly.
-        let bin = self.bins.entry((step.rows.ilog2(), (row_context | 1).ilog2() / 2)).or_default();
+        let at = (step.rows.ilog2(), (row_context | 1).ilog2() / 2);
+        if step.prompts {
+            self.here = Some(at);
+        }
+        let bin = self.bins.entry(at).or_default();
         bin.fade(FADE);
         let x = [1.0, f64::from(step.rows) / ROWS_UNIT, step.context / CONTEXT_UNIT];
         bin.add(x, step.device.as_secs_f64() * 1e3);
         let mut sums = Sums::default();
-        self.bins.values().for_each(|bin| sums.merge(bin));
+        for (at, bin) in &self.bins {
+            let distance = self.here.map_or(0, |here| here.0.abs_diff(at.0) + here.1.abs_diff(at.1));
+            sums.merge(bin, FAR.powi(distance as i32));
+        }
         let mean = sums.normal[0][0];
         for i in 0..3 {
             sums.normal[i][i] += PRIOR * mean;
@@ -159,7 +182,7 @@ mod tests {
         let mut budget = Budget::new(4096);
         for (rows, context) in steps {
             let device = Duration::from_secs_f64(cost(rows, context) / 1e3);
-            budget.observe(&Measured { rows, context, device });
+            budget.observe(&Measured { rows, context, prompts: rows > 16, device });
         }
         budget
     }

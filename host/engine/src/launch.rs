@@ -94,6 +94,7 @@ impl Engine {
             })
             .collect();
         let decode_only = plan.decode_rows == plan.rows;
+        measured.prompts = !decode_only;
         let launched = Instant::now();
         let step = Step { tables: &tables, runs: &self.scratch.runs, tokens: &plan.tokens };
         // A step whose only requests were refused by the backend still has its place in the order of steps.

@@ -107,6 +107,7 @@ fn scheduler_for(caps: &Caps, config: &EngineConfig) -> Result<Scheduler, Engine
         context_len: caps.context_len,
         max_rows: caps.max_rows,
         resume_align: caps.resume_align,
+        rows_tile: caps.rows_tile,
         prefix_cache: config.prefix_cache && !caps.recurrent,
         starvation_bound_us: u64::try_from(config.starvation_bound.as_micros()).unwrap_or(u64::MAX),
     };

@@ -334,6 +334,13 @@ impl Engine {
         // A backend that measures nothing is timed from the launch.
         let device = if out.device.is_zero() { flight.launched.elapsed() } else { out.device };
         let measured = crate::budget::Measured { device, ..flight.measured };
+        tracing::trace!(
+            rows = measured.rows,
+            context = measured.context,
+            device_us = device.as_micros(),
+            expected_us = self.budget.expected_us(&measured),
+            "step"
+        );
         self.budget.observe(&measured);
         self.last_step = (device, measured.rows);
         self.metrics.step_seconds.observe(device.as_secs_f64());

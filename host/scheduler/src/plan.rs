@@ -285,12 +285,17 @@ impl Scheduler {
     }
 
     /// A chunk from `start`: at most `need` and `rows`; a grant below the alignment is rounded up to it, and the end
-    /// of every chunk but the last is a multiple of it.
+    /// of every chunk but the last is a multiple of it. Where any end will do, the chunk fills whole tiles of rows with
+    /// what the step has before it.
     pub(crate) fn cut(&self, start: u32, need: u32, tokens: u32, rows: u32) -> u32 {
         let align = self.config.resume_align;
         let take = tokens.max(align).min(need).min(rows);
         if take == need {
             return take;
+        }
+        let over = (self.plan.rows + take) % self.config.rows_tile;
+        if align == 1 {
+            return if take > over { take - over } else { take };
         }
         ((start + take) / align * align).saturating_sub(start)
     }

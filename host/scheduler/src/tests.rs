@@ -16,6 +16,7 @@ fn config() -> Config {
         context_len: 2048,
         max_rows: 256,
         resume_align: 1,
+        rows_tile: 1,
         prefix_cache: true,
         starvation_bound_us: 1_000_000,
     }
@@ -101,6 +102,25 @@ fn grants_are_cut_to_budget_and_alignment() {
     let delta = scheduler.delta(&tick(128));
     assert_eq!(delta.clamped, [Clamp { slot: slots[2], tokens: 0 }]);
     assert_eq!(delta.progress.iter().map(|p| (p.slot.0, p.computed)).collect::<Vec<_>>(), [(0, 64), (1, 64)]);
+}
+
+/// Chunks that end no prompt fill tiles of rows with what stands before them; the end of a prompt, and a chunk that is
+/// shorter than what lies over, stay as they are.
+#[test]
+fn chunks_fill_tiles_of_rows() {
+    for (prompts, budget, want) in [
+        (vec![300], 200, vec![(0, 192, false)]),
+        (vec![100, 300], 200, vec![(0, 100, true), (1, 92, false)]),
+        (vec![20, 300], 64, vec![(0, 20, true), (1, 44, false)]),
+        (vec![60, 300], 66, vec![(0, 60, true), (1, 4, false)]),
+        (vec![10, 60, 300], 72, vec![(0, 10, true), (1, 60, true), (2, 2, false)]),
+    ] {
+        let mut scheduler = Scheduler::new(Config { rows_tile: 64, ..config() }).expect("valid");
+        for (n, &tokens) in prompts.iter().enumerate() {
+            scheduler.submit(NewRequest { namespace: n as u64, ..request(tokens, 1) }, 0).expect("fits");
+        }
+        assert_eq!(runs(&mut scheduler, budget, Advice::Native), want, "{prompts:?} in {budget} rows");
+    }
 }
 
 /// What makes a decision invalid, and that nothing happened then.

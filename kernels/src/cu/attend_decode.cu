@@ -96,8 +96,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP)
         int j0 = holds ? lane * PAIRS : 0;
         float2 turn[PAIRS];
         float q_lo[PAIRS], q_hi[PAIRS], k_lo[PAIRS], k_hi[PAIRS];  // weights of the norms
-#pragma unroll
-        for (int p = 0; p < PAIRS; p++) turn[p] = rotation[(long long)newest * (HEAD_DIM / 2) + j0 + p];
+        load_turn(turn, rotation, newest, j0);
         if (q_norm) {
             load_pairs(q_lo, q_norm + j0);
             load_pairs(q_hi, q_norm + j0 + HEAD_DIM / 2);
@@ -113,8 +112,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP)
         for (int u = 0; u < UNITS; u++) {
             int head = u * WARPS + warp;
             head = head < GROUP ? work.y * GROUP + head : HEADS + min(head - GROUP, 1) * KV_HEADS + work.y;
-            load_pairs(lo[u], row + head * HEAD_DIM + j0);
-            load_pairs(hi[u], row + head * HEAD_DIM + j0 + HEAD_DIM / 2);
+            load_pairs(lo[u], row + HEAD_SLOT(head) * HEAD_DIM + j0);
+            load_pairs(hi[u], row + HEAD_SLOT(head) * HEAD_DIM + j0 + HEAD_DIM / 2);
         }
         __syncthreads();  // the previous item's products have read `fresh`
 #pragma unroll
@@ -162,9 +161,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP)
                 if (g < GROUP) a = load16(&fresh[g][32 * s + 8 * t]);
                 if (g + 8 < GROUP) b = load16(&fresh[(g + 8) % GROUP][32 * s + 8 * t]);
 #else
-                const u16 *q = row + work.y * GROUP * HEAD_DIM + 32 * s + 8 * t;
-                if (g < GROUP) a = load16(q + g * HEAD_DIM);
-                if (g + 8 < GROUP) b = load16(q + (g + 8) * HEAD_DIM);
+                const u16 *q = row + work.y * GROUP * Q_STEP * HEAD_DIM + 32 * s + 8 * t;
+                if (g < GROUP) a = load16(q + g * Q_STEP * HEAD_DIM);
+                if (g + 8 < GROUP) b = load16(q + (g + 8) * Q_STEP * HEAD_DIM);
 #endif
 #pragma unroll
                 for (int j = 0; j < 4; j++) {

@@ -100,8 +100,7 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
         const u16 *row = qkv + (long long)run.row0 * HEADS_ALL * HEAD_DIM;
 #if ROPE
         float2 turn[PAIRS];
-#pragma unroll
-        for (int p = 0; p < PAIRS; p++) turn[p] = rotation[(long long)newest * (HEAD_DIM / 2) + j0 + p];
+        load_turn(turn, rotation, newest, j0);
         if (!waited) {
             wait_previous();
             start_next();
@@ -113,8 +112,8 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
         for (int u = 0; u < UNITS; u++) {
             int head = u * WARPS + warp;
             head = head < GROUP ? work.y * GROUP + head : HEADS + min(head - GROUP, 1) * KV_HEADS + work.y;
-            load_pairs(lo[u], row + head * HEAD_DIM + j0);
-            load_pairs(hi[u], row + head * HEAD_DIM + j0 + HEAD_DIM / 2);
+            load_pairs(lo[u], row + HEAD_SLOT(head) * HEAD_DIM + j0);
+            load_pairs(hi[u], row + HEAD_SLOT(head) * HEAD_DIM + j0 + HEAD_DIM / 2);
         }
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {

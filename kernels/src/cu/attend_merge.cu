@@ -1,12 +1,13 @@
 // attended[row, head] = the splits of `attend_decode`, merged in order. Grid: (runs, heads), HEAD_DIM threads;
-// runs of several rows are none of its business.
+// runs of several rows are none of its business. Gated heads (Q_STEP 2) are multiplied with the sigmoid of their gate in
+// `qkv`.
 #include "prelude.cuh"
 
 #define GROUP (HEADS / KV_HEADS)
 #define KEPT 4
 
 extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(u16 *attended, const float *part_o, const float2 *part_ml,
-                                                                    const RunInfo *runs) {
+                                                                    const RunInfo *runs, const u16 *qkv) {
     // The runs were complete long before the previous kernel.
     RunInfo run = runs[blockIdx.x];
     start_next();
@@ -38,5 +39,9 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(u16 *attende
         if (s < run.splits) add(ml[s], o[s]);
 #pragma unroll 4
     for (int s = KEPT; s < run.splits; s++) add(part_ml[part(s)], part_o[part(s) * HEAD_DIM + d]);
-    attended[((long long)run.row0 * HEADS + head) * HEAD_DIM + d] = f32_to_half(y / total);
+    y /= total;
+#if Q_STEP == 2
+    y = gated(y, half_to_f32(qkv[((long long)run.row0 * HEADS_ALL + 2 * head + 1) * HEAD_DIM + d]));
+#endif
+    attended[((long long)run.row0 * HEADS + head) * HEAD_DIM + d] = f32_to_half(y);
 }

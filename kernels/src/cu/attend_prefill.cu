@@ -38,10 +38,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         int limit0 = start + tok0, limit1 = start + tok1;  // last key each row may see
         int last_token = min(token0 + QTOKENS, run.rows) - 1;
         int key_pages = (start + last_token) / PAGE + 1;
-        const u16 *base = qkv + ((long long)run.row0 * (HEADS + 2 * KV_HEADS) + work.y * GROUP) * HEAD_DIM;
-        const long long stride = (long long)(HEADS + 2 * KV_HEADS) * HEAD_DIM;
-        const u16 *from0 = base + tok0 * stride + (r0 % GROUP) * HEAD_DIM + 8 * t;
-        const u16 *from1 = base + tok1 * stride + (r1 % GROUP) * HEAD_DIM + 8 * t;
+        const u16 *base = qkv + ((long long)run.row0 * HEADS_ALL + work.y * GROUP * Q_STEP) * HEAD_DIM;
+        const long long stride = (long long)HEADS_ALL * HEAD_DIM;
+        const u16 *from0 = base + tok0 * stride + (r0 % GROUP) * Q_STEP * HEAD_DIM + 8 * t;
+        const u16 *from1 = base + tok1 * stride + (r1 % GROUP) * Q_STEP * HEAD_DIM + 8 * t;
         const U4 zero = {0, 0, 0, 0};
         U4 q0[STEPS], q1[STEPS];
         auto load_queries = [&](int s) {
@@ -149,13 +149,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         sum1 += __shfl_xor_sync(FULL, sum1, 2);
         float i0 = 1.f / sum0, i1 = 1.f / sum1;
         u16 *out = attended + ((long long)run.row0 * HEADS + work.y * GROUP) * HEAD_DIM;
+        // `from`: the row's query at this lane's place; its gate stands a head further on.
+        auto store = [&](int token, int row, const u16 *from, int d, float lo, float hi) {
+#if Q_STEP == 2
+            u32 gate = *(const u32 *)(from - 8 * t + HEAD_DIM + d);
+            lo = gated(lo, half_lo(gate));
+            hi = gated(hi, half_hi(gate));
+#endif
+            *(u32 *)(out + ((long long)token * HEADS + row % GROUP) * HEAD_DIM + d) = half_pack(lo, hi);
+        };
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
             int d = 8 * i + 2 * t;
-            if (live0)
-                *(u32 *)(out + (long long)tok0 * HEADS * HEAD_DIM + (r0 % GROUP) * HEAD_DIM + d) = half_pack(o[i][0] * i0, o[i][1] * i0);
-            if (live1)
-                *(u32 *)(out + (long long)tok1 * HEADS * HEAD_DIM + (r1 % GROUP) * HEAD_DIM + d) = half_pack(o[i][2] * i1, o[i][3] * i1);
+            if (live0) store(tok0, r0, from0, d, o[i][0] * i0, o[i][1] * i0);
+            if (live1) store(tok1, r1, from1, d, o[i][2] * i1, o[i][3] * i1);
         }
         __syncthreads();  // the buffers are free for the next tile
     }

@@ -24,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
     start_next();
     __shared__ int sums[3][32];
     __shared__ int ranks[1024];  // of the runs of a single row, among themselves
+    __shared__ int2 prompts[1024];  // of runs of several rows: keys of an item, tiles
     __shared__ int singles;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (int i = threadIdx.x; i < step->appends; i += blockDim.x)
@@ -65,8 +66,18 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
         rank_end += sums[2][w];
     }
     ranks[r] = rank_end - single;
+    prompts[r] = make_int2(tile_count ? run.end / run.splits : 0, tile_count);
+    __syncthreads();
+    int tile0 = 0;
+    if (tile_count)
+        // Blocks take their next tile before they are done with the last: a heavy one behind light ones would wait for
+        // another heavy one.
+        for (int other = 0; other < runs_total; other++) {
+            int2 x = prompts[other];
+            if (x.x > prompts[r].x || (x.x == prompts[r].x && other < r)) tile0 += x.y;
+        }
     if (r < runs_total) {
-        run.item0 = single ? items_end - items : tiles_end - tile_count;
+        run.item0 = single ? items_end - items : tile0;
         runs[r].end = run.end;
         runs[r].item0 = run.item0;
         runs[r].splits = run.splits;

@@ -104,6 +104,13 @@ __device__ __forceinline__ void load_matrix4(u32 (&r)[4], u32 shared) {
                  : "r"(shared));
 }
 
+// As `load_matrix4`, each 8 x 8 matrix transposed.
+__device__ __forceinline__ void load_matrix4_turned(u32 (&r)[4], u32 shared) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared));
+}
+
 // --- matrix instruction: D[16,8] += A[16,16] B[16,8], 16 bits in, f32 out ----------------------------------------------
 
 #if ARCH < 750
@@ -326,8 +333,18 @@ __device__ __forceinline__ float block_max(float x, float *partial) {
 // --- heads: norm and rotation, one warp a head -------------------------------------------------------------------------
 
 #ifdef HEAD_DIM
-#define HEADS_ALL (HEADS + 2 * KV_HEADS)
-// Dimension j is rotated with j + HEAD_DIM / 2; a lane has PAIRS consecutive j from lane * PAIRS.
+#ifndef Q_STEP
+#define Q_STEP 1  // heads of a row from one query to the next; 2: behind each query stands its gate
+#endif
+#ifndef ROT_DIM
+#define ROT_DIM HEAD_DIM  // dimensions that are rotated: the first
+#endif
+#define Q_SLOTS (HEADS * Q_STEP)
+#define HEADS_ALL (Q_SLOTS + 2 * KV_HEADS)
+// Where a head stands in a row, counted over queries, keys and values.
+#define HEAD_SLOT(head) ((head) < HEADS ? (head) * Q_STEP : (head) - HEADS + Q_SLOTS)
+// Dimension j < ROT_DIM / 2 is rotated with j + ROT_DIM / 2. A lane has PAIRS consecutive j from lane * PAIRS, and as many
+// from HEAD_DIM / 2 further on.
 #define PAIRS ((HEAD_DIM / 2 + WARP - 1) / WARP)
 
 // A lane's consecutive elements, two an access where they are even.
@@ -359,15 +376,34 @@ __device__ __forceinline__ void norm_head(float (&lo)[PAIRS], float (&hi)[PAIRS]
         hi[p] *= scale * w_hi[p];
     }
 }
+// cos and sin for a lane's dimensions of a head; j0 is its first.
+__device__ __forceinline__ void load_turn(float2 (&turn)[PAIRS], const float2 *rotation, int position, int j0) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) turn[p] = rotation[(long long)position * (ROT_DIM / 2) + (j0 + p) % (ROT_DIM / 2)];
+}
 // Rotary embedding; `turn` holds cos and sin.
 __device__ __forceinline__ void rotate_head(float (&lo)[PAIRS], float (&hi)[PAIRS], const float2 (&turn)[PAIRS]) {
+#if ROT_DIM != HEAD_DIM
+    // Both dimensions of a pair lie in `lo`, some lanes apart.
+    const int apart = ROT_DIM / 2 / PAIRS;
+    int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+        float other = __shfl_xor_sync(FULL, lo[p], apart);
+        if (lane < 2 * apart) lo[p] = lo[p] * turn[p].x + (lane < apart ? -other : other) * turn[p].y;
+    }
+#else
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
         float a = lo[p], b = hi[p];
         lo[p] = a * turn[p].x - b * turn[p].y;
         hi[p] = b * turn[p].x + a * turn[p].y;
     }
+#endif
 }
+
+// A result of a gated head: times the sigmoid of its gate.
+__device__ __forceinline__ float gated(float y, float gate) { return y / (1.f + __expf(-gate)); }
 #endif
 
 // --- the step's structures, written by the host and by `begin_step` ---------------------------------------------------
@@ -392,7 +428,7 @@ struct StepInfo {
     int decode_items;  // filled by begin_step
     int tiles;         // filled by begin_step: prefill query tiles
     int tickets;       // prefill tiles that blocks asked for so far, over all layers
-    int pad;
+    int saves;         // recurrent states to keep behind a chunk
 };
 
 struct Append {
@@ -423,3 +459,70 @@ struct SeatState {
     float bias[320];
     int counted;  // penalties need the counts table: bit 31 seen in the prompt, below it times generated
 };
+
+// --- the gated delta rule: see `delta_step` and `delta_chunk` ---------------------------------------------------------
+
+// A recurrent state to keep: of a seat, as it is after `position` tokens; mirrors `StateSave` of backend-cuda.
+struct StateSave {
+    int seat;
+    int position;
+    int slot;
+};
+
+#ifdef KEY_HEADS
+#define CHANNELS (2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM)
+#define MIX (CHANNELS + VALUE_HEADS * (VALUE_DIM + 2))
+#ifdef TILED
+#define KEY_HEAD(value_head) ((value_head) % KEY_HEADS)
+#else
+#define KEY_HEAD(value_head) ((value_head) / (VALUE_HEADS / KEY_HEADS))
+#endif
+
+__device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
+__device__ __forceinline__ float delta_gate(float z) {
+    float s = 1.f / (1.f + __expf(-z));
+#ifdef GATE_SIGMOID
+    return s;
+#else
+    return z * s;
+#endif
+}
+
+// 64 tokens of a run, or what is left of it.
+struct ChunkPlace {
+    int row0, rows;
+};
+__device__ __forceinline__ int chunks_of(const RunInfo &run) { return run.rows > 1 ? (run.rows + 63) / 64 : 0; }
+
+// Chunks of the runs before one.
+__device__ __forceinline__ int chunks_before(const RunInfo *runs, int run) {
+    int count = 0;
+    for (int r = threadIdx.x % WARP; r < run; r += WARP) count += chunks_of(runs[r]);
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) count += __shfl_xor_sync(FULL, count, o);
+    return count;
+}
+
+// The chunk of a number over all runs; no rows: there are not so many.
+__device__ __forceinline__ ChunkPlace find_chunk(const StepInfo *step, const RunInfo *runs, int chunk) {
+    int lane = threadIdx.x % WARP, before = 0;
+    for (int base = 0; base < step->runs; base += WARP) {
+        RunInfo run = {};
+        if (base + lane < step->runs) run = runs[base + lane];
+        int own = chunks_of(run), end = own;
+#pragma unroll
+        for (int o = 1; o < WARP; o *= 2) {
+            int below = __shfl_up_sync(FULL, end, o);
+            if (lane >= o) end += below;
+        }
+        u32 beyond = __ballot_sync(FULL, before + end > chunk);
+        if (beyond) {
+            int from = __ffs(beyond) - 1, local = chunk - before - __shfl_sync(FULL, end - own, from);
+            int row0 = __shfl_sync(FULL, run.row0, from), rows = __shfl_sync(FULL, run.rows, from);
+            return ChunkPlace{row0 + local * 64, min(64, rows - local * 64)};
+        }
+        before += __shfl_sync(FULL, end, WARP - 1);
+    }
+    return ChunkPlace{0, 0};
+}
+#endif

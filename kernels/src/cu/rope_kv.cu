@@ -1,6 +1,6 @@
 // RMSNorm of q and k where the family has it, rotary embedding of both, k and v into the layer's pages.
 //
-// qkv [rows, (HEADS + 2 KV_HEADS) HEAD_DIM] bf16, q is rewritten in place. A page of one head is K [64, HEAD_DIM]
+// qkv [rows, HEADS_ALL HEAD_DIM] bf16, q is rewritten in place. A page of one head is K [64, HEAD_DIM]
 // followed by V transposed [HEAD_DIM, 64]: both attention products then read 16 consecutive bytes a thread.
 // The first blocks give each warp UNIT heads of a row. `v_tiles` > 0: further blocks, one a (64 rows, KV head), turn
 // values through shared memory, so that neighbouring rows of a run are written side by side; 0: each value by itself.
@@ -22,7 +22,7 @@ __device__ __forceinline__ void turn_values(const u16 *qkv, u16 *kv, const int *
     for (int i = threadIdx.x; i < V_ROWS * chunks; i += 256) {
         int r = i / chunks, c = i % chunks;
         if (row0 + r >= rows) break;
-        U4 x = load16(qkv + ((long long)(row0 + r) * HEADS_ALL + HEADS + KV_HEADS + kv_head) * HEAD_DIM + 8 * c);
+        U4 x = load16(qkv + ((long long)(row0 + r) * HEADS_ALL + Q_SLOTS + KV_HEADS + kv_head) * HEAD_DIM + 8 * c);
         u32 *to = turned + r * V_PITCH + 4 * c;
         to[0] = x.x;
         to[1] = x.y;
@@ -64,18 +64,17 @@ extern "C" __global__ void __launch_bounds__(256) rope_kv(u16 *qkv, u16 *kv, con
     if (row >= rows) return;
     bool live = lane * PAIRS < HEAD_DIM / 2;
     int j0 = live ? lane * PAIRS : 0;
-    u16 *x = qkv + ((long long)row * HEADS_ALL + head0) * HEAD_DIM + j0;
+    u16 *x = qkv + (long long)row * HEADS_ALL * HEAD_DIM + j0;
     float lo[UNIT][PAIRS], hi[UNIT][PAIRS];
     float2 turn[PAIRS];
     int position = row_position[row], seat = row_seat[row];
 #pragma unroll
     for (int u = 0; u < UNIT; u++)
         if (head0 + u < heads) {
-            load_pairs(lo[u], x + u * HEAD_DIM);
-            load_pairs(hi[u], x + u * HEAD_DIM + HEAD_DIM / 2);
+            load_pairs(lo[u], x + HEAD_SLOT(head0 + u) * HEAD_DIM);
+            load_pairs(hi[u], x + HEAD_SLOT(head0 + u) * HEAD_DIM + HEAD_DIM / 2);
         }
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) turn[p] = rotation[(long long)position * (HEAD_DIM / 2) + j0 + p];
+    load_turn(turn, rotation, position, j0);
 #pragma unroll
     for (int u = 0; u < UNIT; u++) {
         int head = head0 + u;
@@ -98,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(256) rope_kv(u16 *qkv, u16 *kv, con
             norm_head(lo[u], hi[u], w_lo, w_hi, live, eps);
         }
         rotate_head(lo[u], hi[u], turn);
-        u16 *to = head < HEADS ? x + u * HEAD_DIM : tile + position % PAGE * HEAD_DIM + j0;
+        u16 *to = head < HEADS ? x + HEAD_SLOT(head) * HEAD_DIM : tile + position % PAGE * HEAD_DIM + j0;
         if (live) {
             store_pairs(to, lo[u]);
             store_pairs(to + HEAD_DIM / 2, hi[u]);

@@ -1,10 +1,10 @@
-//! `gpu-check [parity|speed|profile|all|targets|smallest] [fp8] [arch=N]`: the CUDA backend against the CPU one on small random
+//! `gpu-check [parity|speed|steps|profile|all|targets|smallest] [fp8] [arch=N]`: the CUDA backend against the CPU one on small random
 //! models, then the speed table.
 //!
 //! Parity compares the logprobs of whole models over prefill chunks, mixed steps and decodes, forced along one token
 //! sequence, and that graphs, batches and chunk borders change nothing; `arch=70` runs an older card's code paths. Speed
 //! drives the backend of a full-size random model without HTTP and prints each figure with its share of the card's floor;
-//! `fp8` quantises its weights. `targets` compiles every kernel for every card, and needs none. `smallest`
+//! `fp8` quantises its weights; `steps` shows what chunks of a prompt cost beside 16 decodes. `targets` compiles every kernel for every card, and needs none. `smallest`
 //! runs each kernel once or twice, for compute-sanitizer.
 
 mod drive;
@@ -49,6 +49,7 @@ fn main() -> ExitCode {
     };
     let alone = match asked.what.as_str() {
         "profile" => Some(speed::profile()),
+        "steps" => Some(speed::steps(asked.fp8, &asked.machines)),
         "targets" => Some(targets::run(&asked.machines)),
         "smallest" => Some(fp8::smallest(asked.arch)),
         _ => None,

@@ -66,24 +66,70 @@ pub fn run(fp8: bool) -> Result<()> {
     Ok(())
 }
 
-/// A few eager steps of two layers, for a profiler: one stream, eight, 128, then a prefill of 8,000.
-pub fn profile() -> Result<()> {
-    let settings = Settings { layers: 2, ..qwen3_8b() };
+/// Milliseconds of steps with 16 decodes and a chunk, by the chunk's rows and the tokens before it.
+pub fn steps(fp8: bool, depths: &[u32]) -> Result<()> {
+    let settings = Settings { context_len: 131_072, ..qwen3_8b() };
     let spec = model::dummy::spec(&settings, VOCAB, 1)?;
-    let options = LoadOptions {
-        seats: 128,
-        max_rows: 8192,
-        context_len: Some(40_960),
-        kv_tokens: Some(100_000),
-        ..LoadOptions::default()
-    };
+    let quantization = fp8.then_some(Quantization::Fp8);
+    let options = LoadOptions { seats: 32, max_rows: 8192, quantization, ..LoadOptions::default() };
+    let started = Instant::now();
+    let (mut backend, _) = backend_cuda::load(&spec, &options, &CudaOptions::default(), &mut |_| {})?;
+    println!("ready in {:.1} s", started.elapsed().as_secs_f64());
+    let mut driver = Driver::new(&mut backend);
+    for &depth in depths {
+        for rows in [48, 112, 176, 200, 240, 304, 368, 432, 496, 624, 752, 1008, 1264, 2032] {
+            let long = beside_decodes(&mut driver, depth)?;
+            let mut millis = f64::INFINITY;
+            for _ in 0..3 {
+                let out = driver.step(&mixed(&long[..rows]))?;
+                millis = millis.min(out.device.as_secs_f64() * 1e3);
+            }
+            println!(
+                "depth {depth:>6}  chunk {rows:>5}  {millis:>8.3} ms  {:>7.2} us a row",
+                millis * 1e3 / rows as f64
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A few steps of two layers, for a profiler: one stream, eight, 128, a prefill of 8,000, and last, three times, 16 decodes
+/// with a chunk of 304 rows behind 50,000.
+pub fn profile() -> Result<()> {
+    let settings = Settings { layers: 2, context_len: 131_072, ..qwen3_8b() };
+    let spec = model::dummy::spec(&settings, VOCAB, 1)?;
+    let options = LoadOptions { seats: 128, max_rows: 8192, kv_tokens: Some(120_000), ..LoadOptions::default() };
     let cuda = CudaOptions { graphs: false, ..CudaOptions::default() };
     let (mut backend, _) = backend_cuda::load(&spec, &options, &cuda, &mut |_| {})?;
     for rows in [1, 8, 128] {
         decode(&mut backend, 200, rows)?;
     }
     prefill(&mut backend, 8000, 8192)?;
+    let mut driver = Driver::new(&mut backend);
+    let long = beside_decodes(&mut driver, 50_000)?;
+    for _ in 0..3 {
+        driver.step(&mixed(&long[..304]))?;
+    }
     Ok(())
+}
+
+const DECODES: u16 = 16;
+
+/// 16 sequences that decode, and one of `depth` tokens; the tokens that may follow it.
+fn beside_decodes(driver: &mut Driver<'_>, depth: u32) -> Result<Vec<TokenId>> {
+    driver.clear();
+    for seat in 0..DECODES {
+        fill(driver, seat, &text(usize::from(seat), 1000), 8192)?;
+    }
+    let mut tokens = text(99, depth as usize + 8192);
+    let rest = tokens.split_off(depth as usize);
+    fill(driver, DECODES, &tokens, 8192)?;
+    Ok(rest)
+}
+
+fn mixed(chunk: &[TokenId]) -> Vec<Part<'_>> {
+    let decodes = (0..DECODES).map(|seat| Part { seat, tokens: &[], emit: true });
+    decodes.chain([Part { seat: DECODES, tokens: chunk, emit: false }]).collect()
 }
 
 fn greedy() -> SamplingParams {

@@ -19,6 +19,7 @@ fn machine(rng: &mut Rng) -> Machine {
         context_len: rng.between(100, 1200),
         max_rows: align.max(rng.between(4, 300)),
         resume_align: align,
+        rows_tile: 1,
         prefix_cache: rng.below(5) > 0,
         starvation_bound_us: 200_000,
     };

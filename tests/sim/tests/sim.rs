@@ -27,6 +27,7 @@ fn machine() -> Machine {
         context_len: 131_072,
         max_rows: 8192,
         resume_align: 1,
+        rows_tile: 1,
         prefix_cache: true,
         starvation_bound_us: 30_000_000,
     };

@@ -102,6 +102,7 @@ impl Fake {
             max_query: 1,
             in_flight,
             resume_align: 1,
+            rows_tile: 1,
             mask_words: VOCAB.div_ceil(32),
             graphs: Vec::new(),
         };

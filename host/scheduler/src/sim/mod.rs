@@ -254,6 +254,7 @@ fn config(rng: &mut Rng) -> Config {
         context_len: 100 + rng.below(900) as u32,
         max_rows: align.max(4 + rng.below(300) as u32),
         resume_align: align,
+        rows_tile: 1,
         prefix_cache: rng.below(5) > 0,
         starvation_bound_us: 8_000,
     }

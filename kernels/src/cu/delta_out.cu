@@ -1,0 +1,48 @@
+// Behind the chunked delta rule: attended[row, head] = rms(o; norm) gate(z), and the newest tokens into the seats' rings.
+//
+// o lies in conv in place of v (`delta_scan`). A save's ring is that of the tokens before its position. One warp takes a
+// row's head. Grid: (rows, (VALUE_HEADS + 3) / 4), 128 threads; runs of one row are none of its business.
+#include "prelude.cuh"
+
+#define LANE (VALUE_DIM / WARP)
+
+extern "C" __global__ void __launch_bounds__(128) delta_out(u16 *attended, const u16 *conv, const u16 *mix, u16 *rings,
+                                                            u16 *saved_rings, const float *norm, const int *row_seat,
+                                                            const int *row_position, const StateSave *saves,
+                                                            const StepInfo *step, float eps) {
+    wait_previous();
+    start_next();
+    int row = blockIdx.x, rows = step->rows, seat = row_seat[row], position = row_position[row];
+    auto same_run = [&](int by) {
+        return row + by >= 0 && row + by < rows && row_seat[row + by] == seat && row_position[row + by] == position + by;
+    };
+    if (!same_run(1) && !same_run(-1)) return;
+    int lane = threadIdx.x % WARP, head = blockIdx.y * 4 + threadIdx.x / WARP;
+    const u16 *from = mix + (long long)row * MIX;
+    auto keep = [&](u16 *rings, int seat) {
+        u16 *to = rings + ((long long)seat * 4 + (position & 3)) * CHANNELS;
+        for (int i = (blockIdx.y * 128 + threadIdx.x) * 8; i < CHANNELS; i += gridDim.y * 1024) *(U4 *)(to + i) = load16(from + i);
+    };
+    if (!same_run(4)) keep(rings, seat);
+    for (int i = 0; i < step->saves; i++)
+        if (saves[i].seat == seat && position < saves[i].position && position >= saves[i].position - 4)
+            keep(saved_rings, saves[i].slot);
+    if (head >= VALUE_HEADS) return;
+    float o[LANE], sum = 0.f;
+    int at = head * VALUE_DIM + lane * LANE;
+#pragma unroll
+    for (int i = 0; i < LANE; i += 2) {
+        u32 x = *(const u32 *)(conv + (long long)row * CHANNELS + 2 * KEY_HEADS * KEY_DIM + at + i);
+        o[i] = half_lo(x);
+        o[i + 1] = half_hi(x);
+        sum += o[i] * o[i] + o[i + 1] * o[i + 1];
+    }
+    float scale = rsqrtf(warp_sum(sum) / VALUE_DIM + eps);
+#pragma unroll
+    for (int i = 0; i < LANE; i += 2) {
+        u32 z = *(const u32 *)(from + CHANNELS + at + i);
+        float lo = o[i] * scale * norm[lane * LANE + i] * delta_gate(half_lo(z));
+        float hi = o[i + 1] * scale * norm[lane * LANE + i + 1] * delta_gate(half_hi(z));
+        *(u32 *)(attended + (long long)row * VALUE_HEADS * VALUE_DIM + at + i) = half_pack(lo, hi);
+    }
+}

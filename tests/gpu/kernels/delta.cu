@@ -1,0 +1,291 @@
+// The gated delta rule's kernels alone: checked against a plain recurrence in double precision, then timed. For work on
+// the kernels themselves; whole models are checked by the program beside this folder.
+//
+//   nvcc -std=c++17 -O1 -gencode arch=compute_90a,code=sm_90a -DKEY_HEADS=16 -DVALUE_HEADS=32 -DKEY_DIM=128 -DVALUE_DIM=128 \
+//        -I kernels/src/cu tests/gpu/kernels/delta.cu -o delta && ./delta
+//
+// Rings and states hold noise where a sequence starts, outputs are poisoned, and each case prints the relative error of
+// outputs and states, and the time of a layer's kernels.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "delta_step.cu"
+#include "delta_conv.cu"
+#undef ROWS
+#undef LANE
+namespace chunk {
+#include "delta_chunk.cu"
+}
+#undef ROW
+#undef PLACES
+namespace scan {
+#include "delta_scan.cu"
+}
+#include "delta_out.cu"
+
+#define CHECK(x)                                                       \
+    do {                                                               \
+        int rc = (int)(x);                                             \
+        if (rc != 0) {                                                 \
+            printf("FAIL line %d: %s gave %d\n", __LINE__, #x, rc);    \
+            exit(2);                                                   \
+        }                                                              \
+    } while (0)
+
+const int SEATS = 40, ROWS_MAX = 16384, SLOTS = 4;
+const float EPS = 1e-6f;
+std::mt19937 random_bits(3);
+float normal() { return std::normal_distribution<float>()(random_bits); }
+
+u16 bf16_of(float x) {
+    u32 b;
+    memcpy(&b, &x, 4);
+    return (b + 0x7fff + (b >> 16 & 1)) >> 16;
+}
+float f32_of(u16 x) {
+    u32 b = (u32)x << 16;
+    float f;
+    memcpy(&f, &b, 4);
+    return f;
+}
+template <class T> T *on_device(const std::vector<T> &v) {
+    T *p;
+    CHECK(cudaMalloc(&p, v.size() * sizeof(T) + 64));
+    CHECK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return p;
+}
+template <class T> std::vector<T> from_device(const T *p, size_t n) {
+    std::vector<T> v(n);
+    CHECK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+    return v;
+}
+
+struct Model {
+    std::vector<float> taps, decay, bias, norm;
+    float *d_taps, *d_decay, *d_bias, *d_norm;
+    Model() : taps(CHANNELS * 4), decay(VALUE_HEADS), bias(VALUE_HEADS), norm(VALUE_DIM) {
+        for (auto &x : taps) x = normal() * 0.5f;
+        for (auto &x : decay) x = -std::exp(normal() * 0.7f);
+        for (auto &x : bias) x = normal() - 2.f;
+        for (auto &x : norm) x = 1.f + 0.1f * normal();
+        d_taps = on_device(taps), d_decay = on_device(decay), d_bias = on_device(bias), d_norm = on_device(norm);
+    }
+};
+
+// One head of one sequence in double precision, from the sequence's start.
+struct Reference {
+    std::vector<double> s = std::vector<double>(VALUE_DIM * KEY_DIM), y = std::vector<double>(VALUE_DIM);
+    void token(const Model &m, const std::vector<u16> &mix, size_t t, int head) {
+        int kh = KEY_HEAD(head);
+        auto conv = [&](int ch) {
+            double c = 0;
+            for (int back = 0; back < 4; back++)
+                if ((int)t >= back) c += m.taps[ch * 4 + 3 - back] * f32_of(mix[(t - back) * MIX + ch]);
+            return c / (1 + std::exp(-c));
+        };
+        std::vector<double> q(KEY_DIM), k(KEY_DIM);
+        double qq = 0, kk = 0;
+        for (int i = 0; i < KEY_DIM; i++) {
+            q[i] = conv(kh * KEY_DIM + i), k[i] = conv((KEY_HEADS + kh) * KEY_DIM + i);
+            qq += q[i] * q[i], kk += k[i] * k[i];
+        }
+        for (int i = 0; i < KEY_DIM; i++) q[i] /= std::sqrt(qq + 1e-6) * std::sqrt((double)KEY_DIM), k[i] /= std::sqrt(kk + 1e-6);
+        const u16 *row = &mix[t * MIX + CHANNELS];
+        double beta = 1 / (1 + std::exp(-(double)f32_of(row[VALUE_HEADS * VALUE_DIM + head])));
+        double kept = std::exp(m.decay[head] * std::log1p(std::exp(f32_of(row[VALUE_HEADS * (VALUE_DIM + 1) + head]) + m.bias[head])));
+        double squares = 0;
+        for (int v = 0; v < VALUE_DIM; v++) {
+            double sk = 0, o = 0;
+            for (int i = 0; i < KEY_DIM; i++) sk += kept * s[v * KEY_DIM + i] * k[i];
+            double d = beta * (conv(2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + v) - sk);
+            for (int i = 0; i < KEY_DIM; i++) {
+                s[v * KEY_DIM + i] = kept * s[v * KEY_DIM + i] + d * k[i];
+                o += s[v * KEY_DIM + i] * q[i];
+            }
+            y[v] = o, squares += o * o;
+        }
+        double scale = 1 / std::sqrt(squares / VALUE_DIM + EPS);
+        for (int v = 0; v < VALUE_DIM; v++) {
+            double z = f32_of(row[head * VALUE_DIM + v]);
+            y[v] *= scale * m.norm[v] * z / (1 + std::exp(-z));
+        }
+    }
+};
+
+struct Bench {
+    Model m;
+    float *states, *saved, *chunk_g;
+    u16 *rings, *saved_rings, *mix, *conv, *attended, *chunk_u, *chunk_w, *chunk_p;
+    Bench() {
+        size_t state = (size_t)VALUE_HEADS * VALUE_DIM * KEY_DIM, chunks = ROWS_MAX / 64 + SEATS;
+        CHECK(cudaMalloc(&states, SEATS * state * 4));
+        CHECK(cudaMalloc(&saved, SLOTS * state * 4));
+        CHECK(cudaMalloc(&rings, SEATS * 4ull * CHANNELS * 2));
+        CHECK(cudaMalloc(&saved_rings, SLOTS * 4ull * CHANNELS * 2));
+        CHECK(cudaMalloc(&mix, (size_t)ROWS_MAX * MIX * 2));
+        CHECK(cudaMalloc(&conv, (size_t)ROWS_MAX * CHANNELS * 2));
+        CHECK(cudaMalloc(&attended, (size_t)ROWS_MAX * VALUE_HEADS * VALUE_DIM * 2));
+        CHECK(cudaMalloc(&chunk_u, chunks * VALUE_HEADS * 64 * VALUE_DIM * 2));
+        CHECK(cudaMalloc(&chunk_w, chunks * VALUE_HEADS * 64 * KEY_DIM * 2));
+        CHECK(cudaMalloc(&chunk_p, chunks * VALUE_HEADS * 64 * 64 * 2));
+        CHECK(cudaMalloc(&chunk_g, chunks * VALUE_HEADS * 64 * 4));
+        CHECK(cudaMemset(states, 0x45, SEATS * state * 4));
+        CHECK(cudaMemset(rings, 0x45, SEATS * 4ull * CHANNELS * 2));
+    }
+    // Runs of (seat, start, rows); `rows_mix` in row order. Gives the milliseconds of one layer.
+    float step(const std::vector<std::array<int, 3>> &runs, const std::vector<u16> &rows_mix, std::vector<StateSave> saves, int repeats) {
+        std::vector<RunInfo> infos;
+        std::vector<int> seat, position;
+        int row0 = 0, chunks = 0;
+        bool singles = false;
+        for (auto &r : runs) {
+            RunInfo info = {};
+            info.seat = r[0], info.rows = r[2], info.row0 = row0, info.end = r[1] + r[2];
+            infos.push_back(info);
+            for (int i = 0; i < r[2]; i++) seat.push_back(r[0]), position.push_back(r[1] + i);
+            row0 += r[2];
+            chunks += r[2] > 1 ? (r[2] + 63) / 64 : 0;
+            singles |= r[2] == 1;
+        }
+        StepInfo info = {};
+        info.runs = runs.size(), info.rows = row0, info.saves = saves.size();
+        if (saves.empty()) saves.push_back({});
+        auto *d_runs = on_device(infos);
+        auto *d_seat = on_device(seat), *d_position = on_device(position);
+        auto *d_saves = on_device(saves);
+        auto *d_step = on_device(std::vector<StepInfo>{info});
+        CHECK(cudaMemcpy(mix, rows_mix.data(), rows_mix.size() * 2, cudaMemcpyHostToDevice));
+        CHECK(cudaMemset(attended, 0xff, (size_t)row0 * VALUE_HEADS * VALUE_DIM * 2));
+        CHECK(cudaMemset(conv, 0xff, (size_t)row0 * CHANNELS * 2));
+        CHECK(cudaFuncSetAttribute(chunk::delta_chunk, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(chunk::Shared)));
+        CHECK(cudaFuncSetAttribute(scan::delta_scan, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(scan::Shared)));
+        float best = 1e9, parts[4] = {};
+        for (int i = 0; i < repeats; i++) {
+            cudaEvent_t e[6];
+            for (auto &x : e) cudaEventCreate(&x);
+            cudaEventRecord(e[0]);
+            if (singles)
+                delta_step<<<dim3(runs.size(), VALUE_HEADS), 256>>>(attended, mix, states, rings, m.d_taps, m.d_decay, m.d_bias, m.d_norm, d_runs, EPS);
+            cudaEventRecord(e[1]);
+            if (chunks) {
+                delta_conv<<<dim3((row0 + 15) / 16, (CHANNELS / KEY_DIM + 3) / 4), 128>>>(conv, mix, rings, m.d_taps, d_seat, d_position, row0);
+                cudaEventRecord(e[2]);
+                chunk::delta_chunk<<<dim3(chunks, VALUE_HEADS), 128, sizeof(chunk::Shared)>>>(chunk_u, chunk_w, chunk_p, chunk_g, conv, mix, m.d_decay, m.d_bias, d_step, d_runs);
+                cudaEventRecord(e[3]);
+                scan::delta_scan<<<dim3(runs.size(), VALUE_HEADS, VALUE_DIM / SPLIT), 128, sizeof(scan::Shared)>>>(conv, chunk_u, chunk_w, chunk_p, chunk_g, states, saved, d_saves, d_step, d_runs);
+                cudaEventRecord(e[4]);
+                delta_out<<<dim3(row0, (VALUE_HEADS + 3) / 4), 128>>>(attended, conv, mix, rings, saved_rings, m.d_norm, d_seat, d_position, d_saves, d_step, EPS);
+            }
+            cudaEventRecord(e[5]);
+            CHECK(cudaDeviceSynchronize());
+            CHECK(cudaGetLastError());
+            float ms;
+            cudaEventElapsedTime(&ms, e[0], e[5]);
+            if (ms < best) {
+                best = ms;
+                if (chunks)
+                    for (int j = 0; j < 4; j++) cudaEventElapsedTime(&parts[j], e[j + 1], e[j + 2]);
+            }
+        }
+        if (repeats > 1 && chunks) printf("      conv %.1f chunk %.1f scan %.1f out %.1f us\n", parts[0] * 1e3, parts[1] * 1e3, parts[2] * 1e3, parts[3] * 1e3);
+        return best;
+    }
+};
+
+std::vector<u16> sequence(int tokens) {
+    std::vector<u16> mix((size_t)tokens * MIX);
+    for (auto &x : mix) x = bf16_of(normal());
+    return mix;
+}
+
+int failures = 0;
+void verdict(const char *what, double error, double bound) {
+    bool ok = error < bound && std::isfinite(error);
+    failures += !ok;
+    printf("%s  %-44s %.5f (bound %.4f)\n", ok ? "ok  " : "FAIL", what, error, bound);
+}
+
+// A sequence cut into runs: outputs of some heads, the end's state, and a state saved on the way.
+void check(Bench &b, const char *name, std::vector<int> cuts, int save_at) {
+    int total = 0;
+    for (int c : cuts) total += c;
+    auto mix = sequence(total), other = sequence(64);
+    std::vector<u16> out;
+    int at = 0;
+    for (int c : cuts) {
+        std::vector<u16> rows(mix.begin() + (size_t)at * MIX, mix.begin() + (size_t)(at + c) * MIX);
+        // Another seat's rows stand before and behind.
+        std::vector<u16> all(other.begin(), other.begin() + 37 * MIX);
+        all.insert(all.end(), rows.begin(), rows.end());
+        all.insert(all.end(), other.begin(), other.begin() + MIX);
+        std::vector<StateSave> saves;
+        if (at < save_at && save_at < at + c) saves.push_back({5, save_at, 2});
+        b.step({{1, 0, 37}, {5, at, c}, {7, 0, 1}}, all, saves, 1);
+        auto got = from_device(b.attended + 37 * VALUE_HEADS * VALUE_DIM, (size_t)c * VALUE_HEADS * VALUE_DIM);
+        out.insert(out.end(), got.begin(), got.end());
+        at += c;
+    }
+    size_t head_state = VALUE_DIM * KEY_DIM;
+    double worst_o = 0, worst_s = 0, worst_saved = 0;
+    for (int head : {0, VALUE_HEADS / 2 + 1 < VALUE_HEADS ? VALUE_HEADS / 2 + 1 : 0, VALUE_HEADS - 1}) {
+        Reference r;
+        double error = 0, size = 0;
+        auto state_error = [&](float *from, int place) {
+            auto got = from_device(from + ((size_t)place * VALUE_HEADS + head) * head_state, head_state);
+            double e = 0, n = 0;
+            for (size_t i = 0; i < head_state; i++) e += (got[i] - r.s[i]) * (got[i] - r.s[i]), n += r.s[i] * r.s[i];
+            return std::sqrt(e / n);
+        };
+        for (int t = 0; t < total; t++) {
+            r.token(b.m, mix, t, head);
+            for (int v = 0; v < VALUE_DIM; v++) {
+                double got = f32_of(out[((size_t)t * VALUE_HEADS + head) * VALUE_DIM + v]), d = got - r.y[v];
+                error += d * d, size += r.y[v] * r.y[v];
+            }
+            if (t + 1 == save_at) worst_saved = std::max(worst_saved, state_error(b.saved, 2));
+        }
+        worst_o = std::max(worst_o, std::sqrt(error / size));
+        worst_s = std::max(worst_s, state_error(b.states, 5));
+    }
+    char text[99];
+    snprintf(text, 99, "%s: outputs", name), verdict(text, worst_o, 0.01);
+    snprintf(text, 99, "%s: state", name), verdict(text, worst_s, 0.01);
+    if (save_at) snprintf(text, 99, "%s: saved state", name), verdict(text, worst_saved, 0.01);
+}
+
+int main() {
+    Bench b;
+    printf("shared memory: chunk %zu, scan %zu\n", sizeof(chunk::Shared), sizeof(scan::Shared));
+    check(b, "one by one", std::vector<int>(70, 1), 0);
+    check(b, "one chunk", {64}, 0);
+    check(b, "part of a chunk", {23, 1, 1}, 0);
+    check(b, "five tokens, twice", {2, 3}, 0);
+    check(b, "many chunks", {700}, 448);
+    check(b, "many runs", {64, 192, 128, 100, 1, 1, 1}, 192);
+    for (int rows : {1, 8, 32}) {
+        std::vector<std::array<int, 3>> runs;
+        for (int i = 0; i < rows; i++) runs.push_back({i, 100, 1});
+        float ms = b.step(runs, sequence(rows), {}, 20);
+        double bytes = rows * 2.0 * VALUE_HEADS * VALUE_DIM * KEY_DIM * 4;
+        printf("time  %4d single rows %38.1f us, %.2f TB/s of state\n", rows, ms * 1e3, bytes / ms / 1e9);
+    }
+    for (int rows : {300, 1024, 8000, 16000}) {
+        float ms = b.step({{3, 0, rows}}, sequence(rows), {}, 5);
+        printf("time  %5d rows of one prompt %30.1f us\n", rows, ms * 1e3);
+    }
+    {
+        std::vector<std::array<int, 3>> runs;
+        for (int i = 0; i < 8; i++) runs.push_back({i, 0, 1000});
+        printf("time  8 prompts of 1000 %35.1f us\n", b.step(runs, sequence(8000), {}, 5) * 1e3);
+    }
+    printf("%d failed\n", failures);
+    return failures != 0;
+}

@@ -17,6 +17,7 @@ mod prompt;
 mod seats;
 mod step;
 mod targets;
+mod tuning;
 
 pub use device::DeviceOptions;
 pub use load::{CudaOptions, load};

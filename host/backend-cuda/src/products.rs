@@ -38,24 +38,17 @@ pub const ROWS_TILE: usize = 32;
 const FINE_ROWS_MAX: usize = 128;
 /// Rows beyond which a tile is not felt.
 const COARSE_ROWS_MIN: usize = 512;
-/// Chunks up to so many rows have their products chosen by measurement.
-const TUNED_ROWS_MAX: usize = 1024;
-/// Layers whose products are timed: more weights than the caches hold.
-const TUNED_LAYERS: usize = 6;
-
 /// The rows that the library computes for `m`: it takes FP8 rows in fours, and few different shapes are worth tuning. The
 /// rows behind the last hold numbers that nobody reads.
 pub fn library_rows(m: usize) -> usize {
-    m.next_multiple_of(match m {
-        ..=FINE_ROWS_MAX => 8,
-        ..=COARSE_ROWS_MIN => ROWS_TILE,
-        _ => 2 * ROWS_TILE,
-    })
-}
-
-/// Rows of prompts for which products are chosen by measurement.
-pub fn tuned_rows(rows_max: usize) -> impl Iterator<Item = usize> {
-    (ROWS_TILE..=TUNED_ROWS_MAX.min(rows_max)).step_by(ROWS_TILE).filter(|&rows| library_rows(rows) == rows)
+    let grain = if m <= FINE_ROWS_MAX {
+        8
+    } else if m <= COARSE_ROWS_MIN {
+        ROWS_TILE
+    } else {
+        2 * ROWS_TILE
+    };
+    m.next_multiple_of(grain)
 }
 
 /// What `few_rows` does with its sums; the kernel's MODE.
@@ -510,33 +503,8 @@ impl Forward<'_> {
         self.fp8_kernels().few_rows[tile][role as usize].launch(self.device, shape, args)
     }
 
-    /// Every product of the first layers as a step of `m` rows has it, on whatever the buffers hold.
-    pub(crate) fn sample_products(&mut self, m: usize) -> Result<(), BackendError> {
-        let (model, w) = (self.model, self.work);
-        let (hidden, ffn, q_width) = (model.hidden, model.ffn, model.shape.q_width());
-        let qkv = q_width + 2 * model.shape.kv_width();
-        for op in model.ops.iter().filter(|op| op.matrix().is_some()).take(4 * TUNED_LAYERS) {
-            match op {
-                DeviceOp::NormQkv { weight, .. } => {
-                    self.library(Epilogue::Store, w.mix.pointer, w.normed.pointer, weight, (m, qkv, hidden))?;
-                }
-                DeviceOp::OutResidual { weight } => {
-                    self.library(Epilogue::AddResidual, w.h.pointer, w.attended.pointer, weight, (m, hidden, q_width))?;
-                }
-                DeviceOp::NormGateUp { weight, .. } => {
-                    self.library(Epilogue::SiluMul, w.act.pointer, w.normed.pointer, weight, (m, ffn, hidden))?;
-                }
-                DeviceOp::DownResidual { weight } => {
-                    self.library(Epilogue::AddResidual, w.h.pointer, w.act.pointer, weight, (m, hidden, ffn))?;
-                }
-                DeviceOp::Embed { .. } | DeviceOp::RopeKv { .. } | DeviceOp::Attend { .. } | DeviceOp::Head { .. } => {}
-            }
-        }
-        Ok(())
-    }
-
     /// Through cuBLASLt. FP8 rows are in the work buffers when [`Self::quantised`], else `x` holds them in 16 bits.
-    fn library(
+    pub(crate) fn library(
         &mut self,
         epilogue: Epilogue,
         out: u64,

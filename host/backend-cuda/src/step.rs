@@ -15,7 +15,7 @@ use crate::blas::Blas;
 use crate::device::{Device, Pinned, fault};
 use crate::forward::{DeviceModel, Forward, Kernels, SAMPLE_PARTS_MAX, StepSize, Workspace};
 use crate::launch::{Args, Shape};
-use crate::products::{FEW_ROWS_MAX, Fp8Work, ROWS_TILE, tuned_rows};
+use crate::products::{FEW_ROWS_MAX, Fp8Work, ROWS_TILE};
 use crate::prompt::{self, PromptBuffers, PromptOut};
 use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload, bytes_of, captured_sizes, history};
 
@@ -49,10 +49,10 @@ pub struct CudaBackend {
     // Fields drop in this order: graphs and buffers before the context that `device` holds.
     graphs: HashMap<usize, CudaGraph>,
     rings: Vec<Ring>,
-    blas: Blas,
+    pub(crate) blas: Blas,
     fp8: Option<Fp8Work>,
     kernels: Kernels,
-    work: Workspace,
+    pub(crate) work: Workspace,
     pub(crate) model: DeviceModel,
     caps: Caps,
     pub(crate) logprobs: Vec<Option<u8>>,
@@ -182,17 +182,6 @@ impl CudaBackend {
         let graph = graph?.ok_or_else(|| fault("cuStreamEndCapture", "an empty graph"))?;
         graph.upload().map_err(|e| fault("cuGraphUpload", e))?;
         self.graphs.insert(rows, graph);
-        Ok(())
-    }
-
-    /// Chooses the products of chunks by measurement; which one the library would take is often not the fastest.
-    fn tune_prompts(&mut self) -> Result<(), BackendError> {
-        for rows in tuned_rows(self.work.max_rows) {
-            self.blas.record();
-            self.forward().sample_products(rows)?;
-            self.device.synchronize()?;
-            self.blas.tune(&self.device)?;
-        }
         Ok(())
     }
 

@@ -127,6 +127,11 @@ impl CpuBackend {
         (index < count).then(|| &self.logits[index * vocab..(index + 1) * vocab])
     }
 
+    /// All numbers of a seat's recurrent state; for tests and tools.
+    pub fn state(&mut self, seat: Seat) -> Option<&[f32]> {
+        self.interpreter.states().map(|states| states.of(seat.0.into()))
+    }
+
     fn healthy(&self) -> Result<(), BackendError> {
         self.fault.clone().map_or(Ok(()), Err)
     }

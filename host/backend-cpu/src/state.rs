@@ -1,7 +1,8 @@
 //! Recurrent states: one for each seat, then the saved ones, all of one size.
 //!
-//! Of each layer the matrices `[value_heads][value_dim][key_dim]` of the delta rule, then what the convolution remembers,
-//! `[conv - 1][channels]`, the oldest token first. Memory of a state that was never written is not touched.
+//! Of each layer the matrices of the delta rule, `[value_heads][value_dim][key_dim]` as the exact interpreter keeps them and
+//! `[value_heads][key_dim][value_dim]` as the fast one does; then what the convolution remembers, `[conv - 1][channels]`,
+//! the oldest token first. Memory of a state that was never written is not touched.
 
 use std::ops::Range;
 
@@ -47,6 +48,15 @@ impl States {
     /// All numbers, and where a layer's matrices and memory of state `index` lie in them.
     pub fn numbers(&mut self) -> &mut [f32] {
         &mut self.numbers
+    }
+
+    pub fn read(&self, range: Range<usize>) -> &[f32] {
+        &self.numbers[range]
+    }
+
+    /// All of one state.
+    pub fn of(&self, index: usize) -> &[f32] {
+        self.read(self.whole(index))
     }
 
     pub fn matrices(&self, index: usize, layer: usize) -> Range<usize> {

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use backend::BackendError;
-use backend::step::{self, Emit, Mask, Run, SeatFault, SeatInit, Step, StepOut, Table, Ticket};
+use backend::step::{self, Emit, Mask, Run, SeatFault, SeatInit, StateSlot, Step, StepOut, Table, Ticket};
 use contract::generation::{FinishReason, GenerationError, TokenEvent};
 use contract::{Seat, Slot};
-use scheduler::{Ending, Feed, RunResult};
+use scheduler::{Ending, Feed, RunResult, StateCopy};
 
 use crate::budget::Measured;
 use crate::run::{Engine, Fault};
@@ -86,13 +86,18 @@ impl Engine {
             });
         }
         let appends = plan.appends.iter().filter(|append| !self.unbound.contains(&append.seat));
-        let tables: Vec<Table<'_>> = appends
-            .map(|append| Table::Append {
-                seat: append.seat,
-                at: append.at,
-                pages: &plan.pages[append.pages.start as usize..append.pages.end as usize],
-            })
-            .collect();
+        let appends = appends.map(|append| Table::Append {
+            seat: append.seat,
+            at: append.at,
+            pages: &plan.pages[append.pages.start as usize..append.pages.end as usize],
+        });
+        // A slot that is loaded may be saved to in the same step.
+        let bound = |copy: &&StateCopy| !self.unbound.contains(&copy.seat);
+        let loads = plan.loads.iter().filter(bound);
+        let loads = loads.map(|load| Table::Load { seat: load.seat, from: StateSlot(load.slot) });
+        let saves = plan.saves.iter().filter(bound);
+        let saves = saves.map(|save| Table::Save { seat: save.seat, at: save.at, to: StateSlot(save.slot) });
+        let tables: Vec<Table<'_>> = appends.chain(loads).chain(saves).collect();
         let decode_only = plan.decode_rows == plan.rows;
         measured.prompts = !decode_only;
         let launched = Instant::now();

@@ -108,10 +108,11 @@ fn scheduler_for(caps: &Caps, config: &EngineConfig) -> Result<Scheduler, Engine
         max_rows: caps.max_rows,
         resume_align: caps.resume_align,
         rows_tile: caps.rows_tile,
-        prefix_cache: config.prefix_cache && !caps.recurrent,
+        prefix_cache: config.prefix_cache,
         starvation_bound_us: u64::try_from(config.starvation_bound.as_micros()).unwrap_or(u64::MAX),
     };
-    Scheduler::new(config).map_err(|error| caps_error(error.what, error.value, error.needed))
+    let scheduler = Scheduler::new(config).map_err(|error| caps_error(error.what, error.value, error.needed))?;
+    Ok(if caps.recurrent { scheduler.with_states(caps.state_slots) } else { scheduler })
 }
 
 /// The engine's thread. Clients learn the reason before their channels close with the engine.

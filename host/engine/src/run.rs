@@ -45,6 +45,15 @@ impl From<BackendError> for Fault {
     }
 }
 
+/// The ends of messages that other prompts are likely to share: the first, which is the system's, and the last two.
+fn message_ends(ends: impl Iterator<Item = u32>) -> Vec<u32> {
+    let mut ends: Vec<u32> = ends.collect();
+    if ends.len() > 3 {
+        ends.drain(1..ends.len() - 2);
+    }
+    ends
+}
+
 pub(crate) struct Engine {
     pub(crate) backend: Box<dyn Backend>,
     pub(crate) caps: Caps,
@@ -147,8 +156,16 @@ impl Engine {
             namespace: request.namespace,
             group: request.group,
         };
+        // A message ends with one of the tokens that answers end with.
+        let stops = &request.sampling.stop_tokens;
+        let ends = new.prompt.iter().enumerate().filter(|(_, token)| stops.contains(token));
+        let anchors: Vec<u32> = match self.caps.recurrent {
+            true => message_ends(ends.map(|(at, _)| at as u32 + 1)),
+            false => Vec::new(),
+        };
         match self.scheduler.submit(new, now_us) {
             Ok(slot) => {
+                self.scheduler.anchor(slot, anchors.into_iter());
                 let live = Live {
                     id,
                     name: request.id,

@@ -6,6 +6,7 @@ use crate::limits::READMIT_HEADROOM_TOKENS;
 use crate::queue::Scheduler;
 use crate::request::{Entry, Phase};
 use crate::room::Room;
+use crate::states::StateCopy;
 use crate::step::{Append, Bind, Started};
 
 impl Scheduler {
@@ -69,8 +70,9 @@ impl Scheduler {
         let seat = self.seats.take().expect("a free seat was counted");
         let entry = self.entry(slot);
         let seq = entry.seq;
-        let mut found = Vec::new();
-        self.walk_cache(entry, |page, node| found.push((page, node)));
+        let (mut found, hits) = self.find_cached(entry);
+        let junction = if found.len() > hits { found.len() as u32 * PAGE_TOKENS } else { 0 };
+        found.truncate(hits);
         let start = found.len() as u32 * PAGE_TOKENS;
         let first = self.plan.pages.len() as u32;
         for &(page, _) in &found {
@@ -79,6 +81,9 @@ impl Scheduler {
         }
         if !found.is_empty() {
             self.plan.appends.push(Append { seat, at: 0, pages: first..self.plan.pages.len() as u32 });
+        }
+        if let Some(slot) = found.last().and_then(|&(_, node)| self.pool.states.touch(node)) {
+            self.plan.loads.push(StateCopy { seat, at: start, slot });
         }
         let at = self.running_position(seq).unwrap_or_else(|at| at);
         self.running.insert(at, slot);
@@ -91,6 +96,8 @@ impl Scheduler {
         entry.sampled = false;
         entry.named_pages = found.len() as u32;
         entry.chain = found.last().map_or(crate::prefix::Node::Root(entry.namespace), |&(_, node)| node);
+        entry.junction = junction;
+        entry.rolling = None;
         entry.pages.extend(found.iter().map(|&(page, _)| page));
         let first_time = !std::mem::replace(&mut entry.started, true);
         let queued_us = now_us.saturating_sub(entry.arrival.arrived_us);

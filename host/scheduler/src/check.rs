@@ -9,6 +9,8 @@ impl Scheduler {
     /// The first rule that does not hold, in words.
     pub fn check(&self) -> Result<(), String> {
         self.pool.check(self.entries.iter().flatten().map(|entry| entry.pages.as_slice()))?;
+        let pending = self.in_flight.iter().flat_map(|launched| &launched.saves);
+        self.pool.states.check(pending.map(|save| save.slot))?;
         for entry in self.entries.iter().flatten() {
             self.check_entry(entry).map_err(|why| format!("slot {}: {why}", entry.slot().0))?;
         }

@@ -5,6 +5,7 @@ use contract::{PAGE_TOKENS, Slot, TokenId};
 use crate::plan::LaunchedRun;
 use crate::queue::Scheduler;
 use crate::request::Ended;
+use crate::states::Pending;
 
 /// What one run of the oldest step in flight gave.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +74,7 @@ impl Scheduler {
             entry.computed -= u32::from(missing);
             entry.committed = result.end.min(launched.end);
             if entry.committed >= (entry.named_pages + 1) * PAGE_TOKENS {
-                self.name_pages(slot);
+                self.name_pages(slot, run);
             }
         }
         let ended = ending.and_then(|ending| Some((ending, self.remove(slot)?)));
@@ -82,7 +83,9 @@ impl Scheduler {
 
     /// All runs of the oldest step were taken.
     pub fn commit_done(&mut self) {
-        if let Some(launched) = self.in_flight.pop_front() {
+        if let Some(mut launched) = self.in_flight.pop_front() {
+            // Of requests that are gone, or that stopped before.
+            launched.saves.drain(..).for_each(|save| self.pool.states.give_back(save.slot));
             self.spare.push(launched);
             self.committed += 1;
             self.seats.cool(self.committed);
@@ -94,7 +97,7 @@ impl Scheduler {
     }
 
     /// Offers pages whose tokens are all computed to the prefix cache.
-    fn name_pages(&mut self, slot: Slot) {
+    fn name_pages(&mut self, slot: Slot, run: usize) {
         if !self.config.prefix_cache {
             return;
         }
@@ -110,6 +113,19 @@ impl Scheduler {
                 self.pool.cache(entry.chain, &tokens, page)
             };
             entry.named_pages += 1;
+            let (node, saves) = (entry.chain, self.in_flight.front_mut().map(|launched| &mut launched.saves));
+            let saved = |saves: &mut Vec<Pending>| {
+                let at = saves.iter().position(|save| save.run == run && save.at == to)?;
+                Some(saves.swap_remove(at))
+            };
+            let Some(saved) = saves.and_then(saved) else { continue };
+            self.pool.states.name(saved.slot, node);
+            // Of what is generated only the last state is kept: a conversation goes on from its end.
+            if to > entry.prompt_len()
+                && let Some(before) = entry.rolling.replace(node).filter(|before| *before != node)
+            {
+                self.pool.states.forget(before);
+            }
         }
     }
 }

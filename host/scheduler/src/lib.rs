@@ -23,6 +23,7 @@ mod queue;
 mod request;
 mod room;
 mod seats;
+mod states;
 mod step;
 mod tenants;
 
@@ -37,4 +38,5 @@ pub use limits::{Config, ConfigError, NeverFits, PREEMPTIONS_MAX, Tick};
 pub use pages::PageCounts;
 pub use queue::Scheduler;
 pub use request::{Ended, NewRequest, RequestView};
+pub use states::StateCopy;
 pub use step::{Append, Bind, Feed, PlannedRun, Refused, Started, StepPlan};

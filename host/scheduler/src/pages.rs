@@ -3,6 +3,7 @@
 use contract::{PageId, TokenId};
 
 use crate::prefix::{Node, PrefixIndex};
+use crate::states::StatePool;
 
 /// Where the pages are; the three numbers always add up to the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub(crate) struct PagePool {
     cached: u32,
     /// `None`: the prefix cache is off.
     prefix: Option<PrefixIndex>,
+    /// Saved states of places in the prefix cache; none for models without.
+    pub states: StatePool,
 }
 
 impl PagePool {
@@ -39,6 +42,7 @@ impl PagePool {
             newest: NONE,
             cached: 0,
             prefix: prefix_cache.then(|| PrefixIndex::new(pages)),
+            states: StatePool::default(),
         }
     }
 
@@ -65,8 +69,8 @@ impl PagePool {
         }
         let page = PageId(self.oldest);
         self.unlink(page);
-        if let Some(prefix) = &mut self.prefix {
-            prefix.remove(page);
+        if let Some(node) = self.prefix.as_mut().and_then(|prefix| prefix.remove(page)) {
+            self.states.forget(node);
         }
         Some(page)
     }

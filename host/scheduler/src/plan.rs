@@ -14,6 +14,7 @@ use crate::limits::{REFUSAL_CODE_BYTES_MAX, RETRY_AFTER_MS_MAX, STARVED_SCAN_MAX
 use crate::queue::Scheduler;
 use crate::request::Phase;
 use crate::room::{Decodes, Room};
+use crate::states::{Pending, StateCopy};
 use crate::step::{Append, Feed, PlannedRun, Refused, StepPlan};
 
 /// A run of a step in flight: what is needed to take its result.
@@ -29,6 +30,8 @@ pub(crate) struct LaunchedRun {
 #[derive(Default)]
 pub(crate) struct Launched {
     pub runs: Vec<LaunchedRun>,
+    /// States that the runs save.
+    pub saves: Vec<Pending>,
 }
 
 /// Memory that is kept between steps.
@@ -68,6 +71,7 @@ impl Scheduler {
         }
         let mut launched = self.spare.pop().unwrap_or_default();
         launched.runs.clear();
+        launched.saves.clear();
         self.launching = launched;
         let survey = self.survey();
         let decodes = survey.decodes;
@@ -330,9 +334,26 @@ impl Scheduler {
         entry.planned_at = step;
         entry.progress_us = now_us;
         let (seq, binding) = (entry.seq, entry.binding);
+        self.save_states(slot, seat, end - rows, end);
         self.launching.runs.push(LaunchedRun { slot, seq, binding, end, emits });
         self.plan.rows += rows;
         self.plan.runs.push(PlannedRun { slot, seat, feed, rows, end, emits });
+    }
+
+    /// Plans to save the state of a run's sequence where somebody may go on from it.
+    fn save_states(&mut self, slot: Slot, seat: contract::Seat, start: u32, end: u32) {
+        if self.pool.states.is_empty() || !self.config.prefix_cache {
+            return;
+        }
+        let page = contract::PAGE_TOKENS;
+        for at in (start / page + 1..=end / page).map(|number| number * page) {
+            if !self.entry(slot).is_worth_saving(at) {
+                continue;
+            }
+            let Some(state) = self.pool.states.take() else { return };
+            self.plan.saves.push(StateCopy { seat, at, slot: state });
+            self.launching.saves.push(Pending { run: self.launching.runs.len(), at, slot: state });
+        }
     }
 
     /// Keeps the runs for [`Scheduler::commit_run`]; a plan without runs is not launched.

@@ -76,10 +76,11 @@ impl PrefixIndex {
     }
 
     /// Forgets a page; what was cached behind it cannot be reached any more and leaves as it gets old.
-    pub fn remove(&mut self, page: PageId) {
-        if let Some((key, _)) = self.entries[page.0 as usize].take() {
-            self.by_key.remove(&key);
-        }
+    /// Answers the place that it was.
+    pub fn remove(&mut self, page: PageId) -> Option<Node> {
+        let (key, number) = self.entries[page.0 as usize].take()?;
+        self.by_key.remove(&key);
+        Some(Node::Page(number))
     }
 
     pub fn check(&self) -> Result<(), String> {

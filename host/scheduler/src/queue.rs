@@ -13,6 +13,7 @@ use crate::policy_view::PolicyView;
 use crate::prefix::Node;
 use crate::request::{Ended, Entry, NewRequest, Phase, RequestView};
 use crate::seats::Seats;
+use crate::states::StatePool;
 use crate::step::StepPlan;
 use crate::tenants::Tenants;
 
@@ -71,6 +72,30 @@ impl Scheduler {
         })
     }
 
+    /// The same for a model whose sequences have a recurrent state, with slots for saved ones. Without slots no prefix can
+    /// be used again, and the cache is off.
+    pub fn with_states(mut self, slots: u32) -> Self {
+        if slots == 0 {
+            self.config.prefix_cache = false;
+        }
+        self.pool = PagePool::new(self.config.pages, self.config.prefix_cache);
+        self.pool.states = StatePool::new(slots);
+        self
+    }
+
+    /// Names lengths of a request's prompt at which others may leave it: the ends of its messages.
+    pub fn anchor(&mut self, slot: Slot, lengths: impl Iterator<Item = u32>) {
+        if self.pool.states.is_empty() {
+            return;
+        }
+        let page = contract::PAGE_TOKENS;
+        if let Some(entry) = self.get_mut(slot) {
+            // A state is saved at the end of a page, so what follows the last whole page is computed again.
+            entry.anchors.extend(lengths.map(|length| length / page * page).filter(|&at| at > 0));
+            entry.anchors.dedup();
+        }
+    }
+
     /// Queues a request. Its length is bounded by the context and the pool; one whose prompt alone exceeds them is
     /// refused, because it would wait for ever.
     pub fn submit(&mut self, new: NewRequest, now_us: u64) -> Result<Slot, NeverFits> {
@@ -119,6 +144,9 @@ impl Scheduler {
             pages: Vec::new(),
             named_pages: 0,
             chain: Node::Root(new.namespace),
+            anchors: Vec::new(),
+            junction: 0,
+            rolling: None,
             started: false,
             preemptions: 0,
             parked: false,
@@ -246,8 +274,17 @@ impl Scheduler {
 
     /// Visits the cached pages of the request's prefix in order.
     pub(crate) fn walk_cache(&self, entry: &Entry, mut visit: impl FnMut(contract::PageId, Node)) {
+        let (found, hits) = self.find_cached(entry);
+        for &(page, node) in &found[..hits] {
+            visit(page, node);
+        }
+    }
+
+    /// The cached pages of the request's prefix in order, and how many of them it can go on from: all, or as many as
+    /// there is a saved state behind.
+    pub(crate) fn find_cached(&self, entry: &Entry) -> (Vec<(contract::PageId, Node)>, usize) {
         if !self.config.prefix_cache {
-            return;
+            return (Vec::new(), 0);
         }
         let page = contract::PAGE_TOKENS;
         // Hits end where prefill may start again: at a multiple of both the page and the alignment.
@@ -269,10 +306,12 @@ impl Scheduler {
             found.push((hit, next));
             node = next;
         }
-        let whole = found.len() / grain as usize * grain as usize;
-        for &(page, node) in &found[..whole] {
-            visit(page, node);
-        }
+        let states = &self.pool.states;
+        let hits = match states.is_empty() {
+            true => found.len() / grain as usize * grain as usize,
+            false => found.iter().rposition(|&(_, node)| states.has(node)).map_or(0, |last| last + 1),
+        };
+        (found, hits)
     }
 
     /// The prompt, shared: what a backend is bound with outlives the borrow of the scheduler.

@@ -7,6 +7,7 @@ use contract::policy::{Arrival, Progress, SlotState};
 use contract::{PAGE_TOKENS, PageId, Seat, Slot, TokenId};
 
 use crate::prefix::Node;
+use crate::states::STATE_INTERVAL;
 
 /// What the scheduler must know of a request.
 #[derive(Clone, Debug)]
@@ -69,6 +70,12 @@ pub(crate) struct Entry {
     /// Pages that were offered to the prefix cache, and where their chain ends.
     pub named_pages: u32,
     pub chain: Node,
+    /// Lengths at which its recurrent state is worth saving, besides those that the scheduler knows: ends of messages.
+    pub anchors: Vec<u32>,
+    /// Where its prompt leaves what the prefix cache has pages of but no state: the next one that does so needs one.
+    pub junction: u32,
+    /// The last state that was saved of what it generates.
+    pub rolling: Option<Node>,
 
     pub started: bool,
     pub preemptions: u32,
@@ -169,6 +176,20 @@ impl Entry {
         if to > prompt {
             into.extend_from_slice(&self.generated[from.saturating_sub(prompt) as usize..(to - prompt) as usize]);
         }
+    }
+
+    /// Whether its recurrent state after `at` tokens, the end of a page, is likely to be wanted: at the prompt's end and
+    /// where the same prompt could go on, at the ends of messages, where others left it, now and then on a long way, and
+    /// as far as it has generated.
+    pub fn is_worth_saving(&self, at: u32) -> bool {
+        let prompt = self.prompt_len();
+        let last_page = |tokens: u32| tokens / PAGE_TOKENS * PAGE_TOKENS;
+        at > prompt
+            || at == last_page(prompt)
+            || at == last_page(prompt - 1)
+            || at == self.junction
+            || at.is_multiple_of(STATE_INTERVAL)
+            || self.anchors.contains(&at)
     }
 
     pub fn ended(&self) -> Ended {

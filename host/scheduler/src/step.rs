@@ -5,6 +5,7 @@ use std::ops::Range;
 use contract::{PageId, Seat, Slot, TokenId};
 
 use crate::decision::Violation;
+use crate::states::StateCopy;
 
 /// A request that takes a seat in this step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,12 +59,16 @@ pub struct Refused {
     pub retry_after_ms: u32,
 }
 
-/// The next step, in the order in which a backend must see it: bind, append pages, run.
+/// The next step, in the order in which a backend must see it: bind, append pages, load states, run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepPlan {
     pub binds: Vec<Bind>,
     pub appends: Vec<Append>,
     pub pages: Vec<PageId>,
+    /// Saved states that seats go on from: before anything is saved.
+    pub loads: Vec<StateCopy>,
+    /// States that this step's runs save on their way, or at their end.
+    pub saves: Vec<StateCopy>,
     /// Decodes first.
     pub runs: Vec<PlannedRun>,
     pub tokens: Vec<TokenId>,
@@ -82,6 +87,8 @@ impl StepPlan {
         self.binds.clear();
         self.appends.clear();
         self.pages.clear();
+        self.loads.clear();
+        self.saves.clear();
         self.runs.clear();
         self.tokens.clear();
         self.rows = 0;

@@ -59,13 +59,13 @@ impl Fast {
         k_norm: Option<WeightId>,
     ) -> Result<(), Panicked> {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.attention;
-        let (q_width, kv_width) = (self.attention.q_width(), self.attention.kv_width());
+        let (keys, values) = (self.attention.q_rows(), self.attention.q_rows() + self.attention.kv_width());
         let (isa, eps, pairs, group) = (self.isa, self.norm_eps, self.inv_freq.len(), heads / kv_heads);
         let (angles, vectors) = (&self.angles, &self.vectors);
         let shape = KvShape { kv_heads, head_dim };
         let (mix, kv, lanes) =
             (Shares::new(&mut self.mix), Shares::new(&mut self.kv[layer]), Shares::new(&mut self.lanes));
-        let stride = q_width + 2 * kv_width;
+        let stride = self.attention.mix_width();
         let item = |thread: usize, sequence: &Sequence, kv_head: usize| {
             // SAFETY: each thread uses its own lane.
             let lane = &mut unsafe { lanes.get(thread..thread + 1) }[0];
@@ -81,14 +81,16 @@ impl Fast {
             let pages = batch.pages_of(sequence);
             for row in sequence.first_row..sequence.first_row + sequence.rows {
                 let position = batch.rows[row].position as usize;
-                let head_at = |index: usize| row * stride + index * head_dim..row * stride + (index + 1) * head_dim;
+                let head_at = |start: usize, index: usize| {
+                    let at = row * stride + start + index * head_dim;
+                    at..at + head_dim
+                };
                 for head in kv_head * group..(kv_head + 1) * group {
                     // SAFETY: this sequence's rows and this group's heads are one item.
-                    turn(unsafe { mix.get(head_at(head)) }, q_norm, row);
+                    turn(unsafe { mix.get(head_at(0, head)) }, q_norm, row);
                 }
                 // SAFETY: as above, for the key head and its value.
-                let (key, value) =
-                    unsafe { (mix.get(head_at(heads + kv_head)), mix.get(head_at(heads + kv_heads + kv_head))) };
+                let (key, value) = unsafe { (mix.get(head_at(keys, kv_head)), mix.get(head_at(values, kv_head))) };
                 turn(key, k_norm, row);
                 let start = shape.block_start(pages[position / PAGE_TOKENS as usize], kv_head);
                 // SAFETY: no two sequences write to one page, and this key head of it belongs to this item.
@@ -198,7 +200,7 @@ fn job_of<'a>(
     shape: AttentionShape,
 ) -> impl Fn(&'a Batch, &'a Sequence, usize, usize, usize) -> Attend<'a> + Sync {
     let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
-    let (group, stride) = (heads / kv_heads, shape.q_width() + 2 * shape.kv_width());
+    let (group, stride) = (heads / kv_heads, shape.mix_width());
     move |batch, sequence, kv_head, first, rows| Attend {
         shape: KvShape { kv_heads, head_dim },
         pool,

@@ -4,6 +4,7 @@
 //! depends on which thread took it or what else was in the batch. Memory is made at load for the largest step.
 
 mod attend;
+mod delta;
 mod products;
 
 use backend::BackendError;
@@ -21,6 +22,7 @@ use crate::program::Program;
 use crate::state::States;
 
 use self::attend::PartResults;
+use self::delta::DeltaRows;
 
 /// Outputs of gate and up that a thread computes at once, in grains.
 const GATE_GRAINS_MAX: usize = 4;
@@ -32,6 +34,15 @@ struct Lane {
     row: Vec<f32>,
     /// `[rows][GATE_GRAINS_MAX grains]` of gate, then of up.
     gate_up: Vec<f32>,
+    /// For layers with a recurrent state.
+    delta: Vec<f32>,
+}
+
+/// What the rows of `attended` are.
+#[derive(Clone, Copy)]
+enum Mixer {
+    Attention,
+    Delta,
 }
 
 /// See the module.
@@ -55,8 +66,11 @@ pub struct Fast {
     kv: Vec<Vec<u16>>,
     parts: PartResults,
     h: Vec<f32>,
+    /// With gated attention all queries of a row, all gates, then keys and values: `pack` reorders the q projection.
     mix: Vec<f32>,
     attended: Vec<f32>,
+    mixer: Mixer,
+    delta: DeltaRows,
     /// Cosines, then sines, of each row.
     angles: Vec<f32>,
     acts: QuantRows,
@@ -72,9 +86,6 @@ pub struct FastSizes {
 
 /// Why the fast kernels cannot run a model of this shape; `None` when they can.
 pub fn refusal(spec: &ModelSpec) -> Option<String> {
-    if spec.delta.is_some() {
-        return Some("its linear layers have no fast kernels yet".into());
-    }
     let whole = |what: &str, value: usize, unit: usize| {
         (!value.is_multiple_of(unit)).then(|| format!("its {what} {value} is not a multiple of {unit}"))
     };
@@ -82,6 +93,9 @@ pub fn refusal(spec: &ModelSpec) -> Option<String> {
         .or_else(|| whole("hidden size", spec.hidden, BLOCK))
         .or_else(|| whole("feed-forward size", spec.ffn, BLOCK))
         .or_else(|| whole("attention width", spec.attention.q_width(), BLOCK))
+        .or_else(|| whole("linear key head size", spec.delta?.key_dim, 16))
+        .or_else(|| whole("linear value head size", spec.delta?.value_dim, 16))
+        .or_else(|| whole("linear attention width", spec.delta?.value_width(), BLOCK))
 }
 
 impl Fast {
@@ -98,15 +112,22 @@ impl Fast {
         let table_is_head = program.head == program.table;
         for (i, weight) in spec.weights.iter().enumerate() {
             let skip = program.plain[i] || (i == program.table.0 as usize && !table_is_head);
-            packed.push(if skip { None } else { Some(PackedWeight::pack(weight)?) });
+            packed.push(if skip { None } else { Some(pack(spec, &program, i)?) });
             packed_bytes(weight.size_bytes() as u64);
         }
-        let vectors = program.numbers(spec);
+        let mut vectors = program.numbers(spec);
+        for op in &program.body {
+            if let (BlockOp::DeltaRule { taps, .. }, Some(delta)) = (op, spec.delta) {
+                let taps = &mut vectors[taps.0 as usize];
+                *taps = delta::turned(taps, delta.conv);
+            }
+        }
         let AttentionShape { kv_heads, head_dim, .. } = spec.attention;
-        let (q_width, kv_width) = (spec.attention.q_width(), spec.attention.kv_width());
+        let mixed = spec.delta.map_or(0, |delta| delta.mix_width()).max(spec.attention.mix_width());
+        let attended = spec.delta.map_or(0, |delta| delta.value_width()).max(spec.attention.q_width());
         let page_len = KvShape { kv_heads, head_dim }.page_len();
         let rows = sizes.max_rows.max(HEAD_ROWS);
-        let widest = spec.hidden.max(q_width);
+        let widest = spec.hidden.max(attended);
         let forms = packed.iter().flatten().map(PackedWeight::reads).fold(RowForms::default(), RowForms::and);
         let group = spec.attention.heads / kv_heads;
         let products = packed.iter().flatten().map(matmul::scratch_bytes).max().unwrap_or(0);
@@ -115,6 +136,7 @@ impl Fast {
             scratch: Scratch::with_capacity(scratch_bytes),
             row: vec![0.0; widest],
             gate_up: vec![0.0; 2 * rows * GATE_GRAINS_MAX * ROW_GRAIN],
+            delta: vec![0.0; spec.delta.map_or(0, delta::scratch_len)],
         };
         let lanes: Vec<Lane> = (0..pool.threads()).map(lane).collect();
         Ok(Self {
@@ -132,8 +154,10 @@ impl Fast {
             kv: (0..spec.kv_layers).map(|_| vec![0; sizes.pages * page_len]).collect(),
             parts: PartResults::new(spec.attention, pool.threads(), sizes.context_len),
             h: vec![0.0; rows * spec.hidden],
-            mix: vec![0.0; rows * (q_width + 2 * kv_width)],
-            attended: vec![0.0; rows * q_width],
+            mix: vec![0.0; rows * mixed],
+            attended: vec![0.0; rows * attended],
+            mixer: Mixer::Attention,
+            delta: DeltaRows::new(spec.delta, rows),
             angles: vec![0.0; rows * 2 * spec.rope.inv_freq.len()],
             acts: QuantRows::new(rows, widest, forms),
             ffn_acts: QuantRows::new(rows, spec.ffn, forms),
@@ -146,8 +170,8 @@ impl Fast {
     pub fn memory(&self) -> (u64, u64) {
         let packed: usize = self.packed.iter().flatten().map(PackedWeight::size_bytes).sum();
         let floats = [&self.h, &self.mix, &self.attended, &self.angles].map(Vec::len).iter().sum::<usize>();
-        let lanes: usize = self.lanes.iter().map(|lane| lane.row.len() + lane.gate_up.len()).sum();
-        let floats = floats + lanes + self.parts.len();
+        let lane = |lane: &Lane| lane.row.len() + lane.gate_up.len() + lane.delta.len();
+        let floats = floats + self.lanes.iter().map(lane).sum::<usize>() + self.parts.len() + self.delta.len();
         (packed as u64, (4 * floats + self.acts.size_bytes() + self.ffn_acts.size_bytes()) as u64)
     }
 
@@ -182,14 +206,29 @@ impl Fast {
         match *op {
             BlockOp::NormQkv { norm, q, k, v } => {
                 self.norm_rows(norm, rows)?;
-                self.products_into_mix(rows, [q, k, v])
+                self.products_into_mix(rows, self.attention.mix_width(), &[q, k, v])
             }
             BlockOp::QkNormRopeKv { kv_layer, q_norm, k_norm } => {
                 self.rotate_and_store(batch, kv_layer as usize, q_norm, k_norm)
             }
-            BlockOp::Attend { kv_layer } => self.attend(batch, kv_layer as usize),
+            BlockOp::Attend { kv_layer } => {
+                self.mixer = Mixer::Attention;
+                self.attend(batch, kv_layer as usize)
+            }
+            BlockOp::NormDelta { norm, qkv, z, beta, alpha } => {
+                self.norm_rows(norm, rows)?;
+                let width = self.states.as_ref().map_or(0, |states| states.shape().mix_width());
+                self.products_into_mix(rows, width, &[qkv, z, beta, alpha])
+            }
+            BlockOp::DeltaRule { state_layer, taps, decay, bias, norm } => {
+                self.mixer = Mixer::Delta;
+                self.delta_rule(batch, state_layer, [taps, decay, bias, norm])
+            }
             BlockOp::OutResidual { out } => {
-                self.quantise_attended(rows)?;
+                match self.mixer {
+                    Mixer::Attention => self.quantise_attended(rows)?,
+                    Mixer::Delta => self.quantise_delta(rows)?,
+                }
                 self.add_to_h(rows, out, false)
             }
             BlockOp::NormGateUp { norm, gate, up } => {
@@ -197,9 +236,8 @@ impl Fast {
                 self.gate_up(rows, gate, up)
             }
             BlockOp::DownResidual { down } => self.add_to_h(rows, down, true),
-            // `Program::new` lets none of these into a body, and `refusal` no delta rule.
+            // `Program::new` lets none of these into a body.
             BlockOp::Embed { .. } | BlockOp::Head { .. } | BlockOp::Tap { .. } => Ok(()),
-            BlockOp::NormDelta { .. } | BlockOp::DeltaRule { .. } => Ok(()),
         }
     }
 }
@@ -241,6 +279,19 @@ impl Interpreter for Fast {
     fn pool(&mut self) -> &mut ThreadPool {
         &mut self.pool
     }
+}
+
+/// Packs a matrix; a gated q projection with all queries before all gates.
+fn pack(spec: &ModelSpec, program: &Program, index: usize) -> Result<PackedWeight, BackendError> {
+    let weight = &spec.weights[index];
+    let projects = |op: &BlockOp| matches!(op, BlockOp::NormQkv { q, .. } if q.0 as usize == index);
+    if !spec.attention.gated || !program.body.iter().any(projects) {
+        return PackedWeight::pack(weight);
+    }
+    let (head_dim, width) = (spec.attention.head_dim, spec.attention.q_width());
+    let stored = |row: usize| (row % width / head_dim * 2 + row / width) * head_dim + row % head_dim;
+    let order = (0..weight.rows).map(|row| stored(row) as u32).collect();
+    PackedWeight::pack(&weight.clone().with_row_order(order).expect("a permutation of rows without scales"))
 }
 
 /// Calls `item(thread, i)` for `i < count`, on the calling thread alone when there is only one.

@@ -1,8 +1,10 @@
 //! The matrix products and what stands between them row by row.
 
+use backend::ops::GateFn;
 use backend::weights::WeightId;
 
 use super::{Fast, GATE_GRAINS_MAX, Lane, each};
+use crate::kernels::delta::gate;
 use crate::kernels::matmul::{Store, matmul};
 use crate::kernels::{Isa, OutCols, PackedWeight, QuantRows, ROW_GRAIN, elementwise};
 use crate::pool::{Panicked, Shares, ThreadPool, Tickets};
@@ -49,32 +51,56 @@ impl Fast {
         })
     }
 
+    /// Attention's rows, times the sigmoids of their gates where the shape has them.
     pub(super) fn quantise_attended(&mut self, rows: usize) -> Result<(), Panicked> {
-        let (isa, kv_heads, q_width) = (self.isa, self.attention.kv_heads, self.attention.q_width());
+        let (isa, shape, q_width) = (self.isa, self.attention, self.attention.q_width());
         self.acts.set_shape(rows, q_width);
-        let (acts, attended, width) = (&self.acts, &self.attended, q_width / kv_heads);
+        let (acts, attended, mix, width) = (&self.acts, &self.attended, &self.mix, q_width / shape.kv_heads);
         let lanes = Shares::new(&mut self.lanes);
         each(&mut self.pool, rows, |thread, row| {
             // SAFETY: each thread uses its own lane.
             let out = &mut unsafe { lanes.get(thread..thread + 1) }[0].row[..q_width];
             for (kv_head, out) in out.chunks_exact_mut(width).enumerate() {
-                let start = (kv_head * rows + row) * width;
-                out.copy_from_slice(&attended[start..start + width]);
+                let group = &attended[(kv_head * rows + row) * width..][..width];
+                if shape.gated {
+                    let gates = &mix[row * shape.mix_width() + q_width + kv_head * width..][..width];
+                    gate(isa, GateFn::Sigmoid, gates, group, out);
+                } else {
+                    out.copy_from_slice(group);
+                }
             }
             // SAFETY: each row is one item, and nobody reads the rows before this phase is over.
             unsafe { acts.shared_writer() }.put(isa, row, 0, out);
         })
     }
 
-    /// `mix = [Wq; Wk; Wv] acts`
-    pub(super) fn products_into_mix(&mut self, rows: usize, weights: [WeightId; 3]) -> Result<(), Panicked> {
-        let (q_width, kv_width) = (self.attention.q_width(), self.attention.kv_width());
-        let stride = q_width + 2 * kv_width;
+    /// The rows that a layer with a recurrent state gave.
+    pub(super) fn quantise_delta(&mut self, rows: usize) -> Result<(), Panicked> {
+        let width = self.states.as_ref().map_or(0, |states| states.shape().value_width());
+        self.acts.set_shape(rows, width);
+        let (isa, acts, attended) = (self.isa, &self.acts, &self.attended);
+        each(&mut self.pool, rows, |_, row| {
+            // SAFETY: each row is one item, and nobody reads the rows before this phase is over.
+            unsafe { acts.shared_writer() }.put(isa, row, 0, &attended[row * width..(row + 1) * width]);
+        })
+    }
+
+    /// `mix = W acts` of all weights, side by side in rows of `width`.
+    pub(super) fn products_into_mix(
+        &mut self,
+        rows: usize,
+        width: usize,
+        weights: &[WeightId],
+    ) -> Result<(), Panicked> {
         let mut mix = std::mem::take(&mut self.mix);
-        let [q, k, v] = weights.map(|id| self.packed[id.0 as usize].as_ref());
-        let targets = [(q, 0), (k, q_width), (v, q_width + kv_width)]
-            .map(|(weight, first_col)| Target { weight: weight.expect(PACKED), first_col });
-        let out = OutCols::new(&mut mix[..rows * stride], stride, 0..stride);
+        let mut targets = [const { None }; MIX_WEIGHTS_MAX];
+        let mut first_col = 0;
+        for (target, id) in targets.iter_mut().zip(weights) {
+            let weight = self.packed[id.0 as usize].as_ref().expect(PACKED);
+            *target = Some(Target { weight, first_col });
+            first_col += weight.rows();
+        }
+        let out = OutCols::new(&mut mix[..rows * width], width, 0..width);
         let mut call = Call { pool: &mut self.pool, lanes: &mut self.lanes, isa: self.isa, acts: &self.acts };
         let ran = call.products(&targets, &out, Store::Set);
         self.mix = mix;
@@ -84,7 +110,7 @@ impl Fast {
     /// `h += W acts`, with the feed-forward's rows when `ffn` says so.
     pub(super) fn add_to_h(&mut self, rows: usize, weight: WeightId, ffn: bool) -> Result<(), Panicked> {
         let acts = if ffn { &self.ffn_acts } else { &self.acts };
-        let targets = [Target { weight: self.packed[weight.0 as usize].as_ref().expect(PACKED), first_col: 0 }];
+        let targets = [Some(Target { weight: self.packed[weight.0 as usize].as_ref().expect(PACKED), first_col: 0 })];
         let out = OutCols::new(&mut self.h[..rows * self.hidden], self.hidden, 0..self.hidden);
         Call { pool: &mut self.pool, lanes: &mut self.lanes, isa: self.isa, acts }.products(&targets, &out, Store::Add)
     }
@@ -92,7 +118,7 @@ impl Fast {
     pub(super) fn head_product(&mut self, rows: usize, logits: &mut [f32]) -> Result<(), Panicked> {
         let weight = self.packed[self.program.head.0 as usize].as_ref().expect(PACKED);
         let vocab = weight.rows();
-        let targets = [Target { weight, first_col: 0 }];
+        let targets = [Some(Target { weight, first_col: 0 })];
         let out = OutCols::new(&mut logits[..rows * vocab], vocab, 0..vocab);
         let mut call = Call { pool: &mut self.pool, lanes: &mut self.lanes, isa: self.isa, acts: &self.acts };
         call.products(&targets, &out, Store::Set)
@@ -129,6 +155,9 @@ impl Fast {
     }
 }
 
+/// Projections of one operation: q, k and v, or those of a layer with a recurrent state.
+const MIX_WEIGHTS_MAX: usize = 4;
+
 const PACKED: &str = "every matrix that an operation names is packed at load";
 
 /// What a product phase works with.
@@ -141,9 +170,9 @@ struct Call<'a> {
 
 impl Call<'_> {
     /// All outputs of all targets, shared among the threads by the grain.
-    fn products(&mut self, targets: &[Target<'_>], out: &OutCols<'_>, store: Store) -> Result<(), Panicked> {
+    fn products(&mut self, targets: &[Option<Target<'_>>], out: &OutCols<'_>, store: Store) -> Result<(), Panicked> {
         let grains_of = |target: &Target<'_>| target.weight.rows().div_ceil(ROW_GRAIN);
-        let grains: usize = targets.iter().map(grains_of).sum();
+        let grains: usize = targets.iter().flatten().map(grains_of).sum();
         let tickets = Tickets::new(grains, (grains / (self.pool.threads() * 4)).clamp(1, GRAINS_MAX));
         let (isa, acts, lanes) = (self.isa, self.acts, Shares::new(self.lanes));
         self.pool.run(&|thread| {
@@ -151,7 +180,7 @@ impl Call<'_> {
             let lane = &mut unsafe { lanes.get(thread..thread + 1) }[0];
             while let Some(range) = tickets.take() {
                 let mut first_grain = 0;
-                for target in targets {
+                for target in targets.iter().flatten() {
                     let end_grain = first_grain + grains_of(target);
                     let (from, to) = (range.start.max(first_grain), range.end.min(end_grain));
                     if from < to {

@@ -20,6 +20,7 @@
 mod amx;
 pub mod attention;
 mod buffer;
+pub mod delta;
 pub mod dequant;
 pub mod elementwise;
 pub mod formats;

@@ -1,6 +1,7 @@
 //! Fast kernels against their plain forms, on every instruction set that the processor has.
 
 mod attention;
+mod delta;
 mod elementwise;
 mod formats;
 mod matmul;

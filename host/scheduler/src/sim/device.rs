@@ -25,6 +25,8 @@ struct Row {
     last: TokenId,
     stop: Option<TokenId>,
     done: bool,
+    /// What a recurrent layer would know: all tokens so far. `None`: the seat began behind others and loaded nothing yet.
+    state: Option<Vec<TokenId>>,
 }
 
 pub(crate) struct Out {
@@ -37,6 +39,8 @@ pub(crate) struct Device {
     kv: Vec<TokenId>,
     rows: Vec<Row>,
     outs: VecDeque<Vec<Out>>,
+    /// Saved states, when the model has any.
+    saved: Option<Vec<Option<Vec<TokenId>>>>,
     pub last_rows: u32,
 }
 
@@ -46,8 +50,14 @@ impl Device {
             kv: vec![TokenId::MAX; (config.pages * PAGE_TOKENS) as usize],
             rows: (0..config.seats).map(|_| Row::default()).collect(),
             outs: VecDeque::new(),
+            saved: None,
             last_rows: 0,
         }
+    }
+
+    pub fn with_states(mut self, slots: u32) -> Self {
+        self.saved = Some(vec![None; slots as usize]);
+        self
     }
 
     pub fn release(&mut self, seats: &[Seat]) {
@@ -61,7 +71,8 @@ impl Device {
     pub fn bind(&mut self, bind: &Bind, stop: Option<TokenId>) {
         let row = &mut self.rows[bind.seat.0 as usize];
         assert!(!row.bound, "seat {} is bound twice", bind.seat.0);
-        *row = Row { bound: true, len: bind.start, stop, ..Row::default() };
+        let state = (bind.start == 0).then(Vec::new);
+        *row = Row { bound: true, len: bind.start, stop, state, ..Row::default() };
     }
 
     pub fn run(&mut self, plan: &StepPlan) {
@@ -70,6 +81,16 @@ impl Device {
             let row = &mut self.rows[append.seat.0 as usize];
             assert_eq!(row.pages.len() as u32, append.at, "pages leave a hole");
             row.pages.extend_from_slice(&plan.pages[append.pages.start as usize..append.pages.end as usize]);
+        }
+        for load in &plan.loads {
+            let saved = self.saved.as_ref().and_then(|saved| saved[load.slot as usize].clone());
+            let state = saved.expect("a state is saved before it is loaded");
+            assert_eq!(
+                (state.len() as u32, load.at),
+                (load.at, self.rows[load.seat.0 as usize].len),
+                "of another length"
+            );
+            self.rows[load.seat.0 as usize].state = Some(state);
         }
         let outs: Vec<_> = plan
             .runs
@@ -89,6 +110,12 @@ impl Device {
                     let page = row.pages[(row.len / PAGE_TOKENS) as usize];
                     self.kv[(page.0 * PAGE_TOKENS + row.len % PAGE_TOKENS) as usize] = token;
                     row.len += 1;
+                    let Some(saved) = &mut self.saved else { continue };
+                    let state = row.state.as_mut().expect("a seat behind others loads its state first");
+                    state.push(token);
+                    for save in plan.saves.iter().filter(|save| (save.seat, save.at) == (run.seat, row.len)) {
+                        saved[save.slot as usize] = Some(state.clone());
+                    }
                 }
                 assert_eq!(row.len, run.end, "the bound of the length is exact without drafts");
                 let mut tokens = Vec::new();
@@ -97,6 +124,13 @@ impl Device {
                     let visible = (0..row.len).map(|at| {
                         kv[(row.pages[(at / PAGE_TOKENS) as usize].0 * PAGE_TOKENS + at % PAGE_TOKENS) as usize]
                     });
+                    if self.saved.is_some() {
+                        let state = row.state.as_ref().expect("it was fed");
+                        assert!(
+                            state.iter().copied().eq(visible.clone()),
+                            "the state is of other tokens than the pages"
+                        );
+                    }
                     row.last = next_token(visible);
                     row.done = Some(row.last) == row.stop;
                     tokens.push(row.last);

@@ -95,6 +95,11 @@ impl Sim {
         }
     }
 
+    /// The same over a model with a recurrent state.
+    pub fn with_states(self, slots: u32) -> Self {
+        Self { scheduler: self.scheduler.with_states(slots), device: self.device.with_states(slots), ..self }
+    }
+
     pub fn submit(&mut self, prompt: Vec<TokenId>, max_new: u32, stop: Option<TokenId>) -> Slot {
         self.submit_in(0, prompt, max_new, stop)
     }
@@ -277,13 +282,20 @@ fn simulate(seed: u64) {
     let in_flight = 1 + rng.below(2) as usize;
     let budget = 1 + rng.below(200) as u32;
     println!("{config:?} in_flight {in_flight} budget {budget} {policy:?}");
+    let slots = (config.resume_align > 1 && rng.below(4) > 0).then(|| rng.below(9) as u32);
+    println!("state slots {slots:?}");
     let mut sim = Sim::new(config, in_flight, budget, policy != Hostile::Native);
+    if let Some(slots) = slots {
+        sim = sim.with_states(slots);
+    }
     for _ in 0..60 {
         for _ in 0..rng.below(3) {
             let prompt = random_prompt(&mut rng, longest);
             let stop = (rng.below(2) == 0).then(|| rng.below(40) as TokenId);
             let max_new = 1 + rng.below(120) as u32;
-            sim.submit_in(rng.below(2), prompt, max_new, stop);
+            let anchor = rng.below(prompt.len() as u64) as u32;
+            let slot = sim.submit_in(rng.below(2), prompt, max_new, stop);
+            sim.scheduler.anchor(slot, [anchor].into_iter());
         }
         for slot in sim.live() {
             match rng.below(40) {
@@ -299,6 +311,90 @@ fn simulate(seed: u64) {
         sim.scheduler.park(slot, false, sim.now_us);
     }
     sim.finish(&mut policy, &mut rng, 200_000);
+}
+
+/// Tokens that the cache gave, of a prompt that runs alone with these ends of messages.
+fn hit(sim: &mut Sim, prompt: &[TokenId], anchors: &[u32], max_new: u32) -> u32 {
+    let slot = sim.submit(prompt.to_vec(), max_new, None);
+    sim.scheduler.anchor(slot, anchors.iter().copied());
+    let mut rng = Rng(0);
+    sim.step(&mut native(), &mut rng);
+    let cached = sim.scheduler.current().started.first().expect("it starts at once").cached_tokens;
+    sim.finish(&mut native(), &mut rng, 1000);
+    cached
+}
+
+fn recurrent(slots: u32, pages: u32) -> Sim {
+    let config = Config {
+        seats: 2,
+        pages,
+        context_len: 8192,
+        max_rows: 512,
+        resume_align: 64,
+        rows_tile: 1,
+        prefix_cache: true,
+        starvation_bound_us: 8_000,
+    };
+    Sim::new(config, 2, 512, false).with_states(slots)
+}
+
+/// A prompt goes on from the last saved state before it leaves what was computed: the prompt's end, the end of a message,
+/// the place where another prompt left it before, a place on a long way, and the end of the answer.
+#[test]
+fn prefixes_go_on_from_saved_states() {
+    let long: Vec<TokenId> = (0..2500).collect();
+    let with = |len: usize, rest: TokenId| [&long[..len], &[rest; 100]].concat();
+    let mut sim = recurrent(16, 200);
+    assert_eq!(hit(&mut sim, &long[..300], &[130], 1), 0);
+    assert_eq!(hit(&mut sim, &long[..300], &[], 1), 256, "the prompt's end");
+    assert_eq!(hit(&mut sim, &long[..256], &[], 1), 128, "a token is left to compute, so an earlier state it is");
+    assert_eq!(hit(&mut sim, &long[..256], &[], 1), 192, "and that prompt left its own");
+    assert_eq!(hit(&mut sim, &with(170, 9001), &[], 1), 128, "the end of a message");
+    let mut sim = recurrent(16, 200);
+    assert_eq!(hit(&mut sim, &long[..300], &[], 1), 0);
+    assert_eq!(hit(&mut sim, &with(200, 9001), &[], 1), 0, "pages match, no state does");
+    assert_eq!(hit(&mut sim, &with(200, 9002), &[], 1), 192, "where the one before left it");
+    let mut sim = recurrent(16, 200);
+    assert_eq!(hit(&mut sim, &long, &[], 1), 0);
+    assert_eq!(hit(&mut sim, &with(2300, 9001), &[], 1), 2048, "on a long way");
+    let mut sim = recurrent(16, 200);
+    let mut prompt = long[..100].to_vec();
+    assert_eq!(hit(&mut sim, &prompt, &[], 120), 0);
+    for _ in 0..120 {
+        prompt.push(next_token(prompt.iter().copied()));
+    }
+    prompt.extend([5; 10]);
+    assert_eq!(hit(&mut sim, &prompt, &[], 1), 192, "the end of the answer");
+}
+
+/// A state goes with its page, and a page without its state is no use.
+#[test]
+fn evicted_states_are_not_hit() {
+    let prompts: Vec<Vec<TokenId>> = (0..5).map(|family| (0..200).map(|at| family * 1000 + at).collect()).collect();
+    let mut sim = recurrent(2, 200);
+    prompts.iter().map(|prompt| hit(&mut sim, prompt, &[], 1)).for_each(|cached| assert_eq!(cached, 0));
+    let again: Vec<u32> = [4, 3, 0].map(|at: usize| hit(&mut sim, &prompts[at], &[], 1)).to_vec();
+    assert_eq!(again, [192, 192, 0], "two slots keep the last two");
+    let mut sim = recurrent(16, 5);
+    prompts.iter().map(|prompt| hit(&mut sim, prompt, &[], 1)).for_each(|cached| assert_eq!(cached, 0));
+    assert_eq!(hit(&mut sim, &prompts[0], &[], 1), 0, "its pages were needed");
+    let mut sim = recurrent(0, 200);
+    prompts.iter().map(|prompt| hit(&mut sim, prompt, &[], 1)).for_each(|cached| assert_eq!(cached, 0));
+    assert_eq!(hit(&mut sim, &prompts[4], &[], 1), 0, "without slots nothing is used again");
+}
+
+/// What a cancelled prompt computed is used by the next one.
+#[test]
+fn a_cancelled_prompt_leaves_its_states() {
+    let long: Vec<TokenId> = (0..4000).collect();
+    let mut sim = recurrent(4, 200);
+    let slot = sim.submit(long.clone(), 1, None);
+    for _ in 0..7 {
+        sim.step(&mut native(), &mut Rng(0));
+    }
+    sim.cancel(slot);
+    sim.finish(&mut native(), &mut Rng(0), 10);
+    assert_eq!(hit(&mut sim, &long, &[], 1), 2048);
 }
 
 /// Every request gets exactly its own text, whatever the policy, the pool and the clients do.

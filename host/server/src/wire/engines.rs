@@ -82,7 +82,12 @@ pub fn start(settings: &EngineSettings, plugins: &Plugins, registry: &mut Regist
         Source::Hub(model) => load_model(&model.fetch(&settings.hub, !settings.dummy)?, settings, &asked)?,
     };
     let scheduler = policy.as_ref().map(|policy| policy.name().to_string());
-    let LoadedBackend { backend, plan, files, family, warnings } = loaded;
+    let LoadedBackend { backend, plan, files, family, mut warnings } = loaded;
+    let caps = backend.caps();
+    if settings.prefix_caching && caps.recurrent && caps.state_slots == 0 {
+        let why = "the model has a recurrent state, and there is no memory for saved ones";
+        warnings.push(format!("prefix_caching is off: {why}; every prompt is computed whole"));
+    }
     let graphs = backend.caps().graphs.iter().map(|&(rows, _)| rows).collect();
     let handle = engine::start(EngineParts { backend, policy, config: engine_config(settings) }, registry)?;
     let source = settings.source.to_string();

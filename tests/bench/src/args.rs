@@ -6,10 +6,12 @@ use anyhow::{Context, Result, bail, ensure};
 
 pub const PLUGIN_COST: &str = "plugin-cost";
 pub const CPU: &str = "cpu";
+pub const PROBE: &str = "probe";
 
 const USAGE: &str = "\
-bench [NAME...] --model FILE.gguf [--threads N,N] [--cells CELL,CELL] [--rounds N] [--quick] [--stdout]
-  NAME     plugin-cost, cpu; without one, both
+bench [NAME...] --model MODEL [--dummy] [--threads N,N] [--cells CELL,CELL] [--rounds N] [--quick] [--stdout]
+  NAME     plugin-cost, cpu, probe; without one, the first two
+  MODEL    a GGUF file or a folder; with --dummy only its config.json is read, and the weights are random
   CELL     prefill:TOKENS, or decode:STREAMSxCONTEXT; only for cpu
   --quick  few tokens, one round: to see that it works, not to measure
   --stdout JSON to stdout instead of tests/bench/results";
@@ -18,6 +20,7 @@ bench [NAME...] --model FILE.gguf [--threads N,N] [--cells CELL,CELL] [--rounds 
 pub struct Args {
     pub names: Vec<String>,
     pub model: PathBuf,
+    pub dummy: bool,
     pub threads: Vec<usize>,
     pub cells: Vec<Cell>,
     pub rounds: usize,
@@ -39,6 +42,7 @@ impl Args {
         let mut args = Self {
             names: Vec::new(),
             model: PathBuf::new(),
+            dummy: false,
             threads: vec![1, 2],
             cells: default_cells(),
             rounds: 3,
@@ -52,9 +56,10 @@ impl Args {
                 "--threads" => args.threads = list(&value()?, |n| n.parse().context("not a number"))?,
                 "--cells" => args.cells = list(&value()?, Cell::parse)?,
                 "--rounds" => args.rounds = value()?.parse().context("--rounds")?,
+                "--dummy" => args.dummy = true,
                 "--quick" => args.quick = true,
                 "--stdout" => args.stdout = true,
-                PLUGIN_COST | CPU => args.names.push(word),
+                PLUGIN_COST | CPU | PROBE => args.names.push(word),
                 _ => bail!("unknown word `{word}`\n\n{USAGE}"),
             }
         }

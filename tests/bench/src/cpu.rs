@@ -90,7 +90,7 @@ struct Bench {
 impl Bench {
     /// The inner error says why the model cannot run this cell.
     fn open(args: &Args, threads: usize, cell: Cell) -> Result<Result<Self, String>> {
-        let spec = model::load(&args.model)?.spec;
+        let spec = spec_of(args)?;
         let token_operations = token_operations(&spec);
         let timed = if args.quick { TIMED_TOKENS_QUICK } else { TIMED_TOKENS };
         let (_, streams, prompt) = cell.shape();
@@ -176,10 +176,19 @@ impl Bench {
     }
 }
 
+/// Random weights are the same at every start.
+const DUMMY_SEED: u64 = 1;
+
+pub fn spec_of(args: &Args) -> Result<ModelSpec> {
+    let loaded = if args.dummy { model::load_dummy(&args.model, DUMMY_SEED)? } else { model::load(&args.model)? };
+    Ok(loaded.spec)
+}
+
 fn token_operations(spec: &ModelSpec) -> usize {
     let size = |id: &WeightId| 2 * spec.weight(*id).rows * spec.weight(*id).cols;
     let of = |op: &BlockOp| match op {
         BlockOp::NormQkv { q, k, v, .. } => [q, k, v].map(size).iter().sum(),
+        BlockOp::NormDelta { qkv, z, beta, alpha, .. } => [qkv, z, beta, alpha].map(size).iter().sum(),
         BlockOp::OutResidual { out } => size(out),
         BlockOp::NormGateUp { gate, up, .. } => size(gate) + size(up),
         BlockOp::DownResidual { down } => size(down),

@@ -1,13 +1,14 @@
 //! Speed figures: `cargo xtask bench [NAME]`. Nothing here is a test; a figure depends on the machine it was taken on.
 //!
-//! Start with [`plugin_cost`] (a real server under load) and [`cpu`] (the engine without the API); [`record`] says what
-//! is written down beside the figures.
+//! Start with [`plugin_cost`] (a real server under load) and [`cpu`] (the engine without the API); [`probe`] compares texts
+//! instead of times; [`record`] says what is written down beside the figures.
 
 mod args;
 mod cpu;
 mod metrics;
 mod peak;
 mod plugin_cost;
+mod probe;
 mod record;
 
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ fn run(args: &Args) -> Result<()> {
     for name in &args.names {
         let figures = match name.as_str() {
             args::PLUGIN_COST => plugin_cost::run(args)?,
+            args::PROBE => probe::run(args)?,
             _ => cpu::run(args)?,
         };
         let record = record::record(name, args, figures)?;

@@ -25,6 +25,7 @@ pub fn record(name: &str, args: &Args, figures: Value) -> Result<Value> {
             "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
             "rustflags": std::env::var("RUSTFLAGS").unwrap_or_default(),
             "model": args.model.file_name().map(|name| name.to_string_lossy()),
+            "dummy": args.dummy,
             "rounds": args.rounds,
             "quick": args.quick,
         },

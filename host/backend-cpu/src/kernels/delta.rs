@@ -265,12 +265,11 @@ unsafe fn block_all<S: Simd>(head: &Head<'_>, state: &mut [f32], out: &mut [f32]
     let (changes, rest) = rest.split_at_mut(C * values);
     let (sums, rest) = rest.split_at_mut(C);
     let (grown, left) = rest.split_at_mut(C);
-    let mut sum = 0.0;
-    for i in 0..C {
-        sum += head.log_decay[i * head.gate_stride];
-        sums[i] = sum;
+    let mut total = 0.0;
+    for (sum, log_decay) in sums.iter_mut().zip(head.log_decay.iter().step_by(head.gate_stride)) {
+        total += log_decay;
+        *sum = total;
     }
-    let total = sum;
     for i in 0..C {
         (grown[i], left[i]) = (sums[i].exp(), (total - sums[i]).exp());
         for (d, &k) in head.k[i * head.stride..][..keys].iter().enumerate() {

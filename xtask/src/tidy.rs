@@ -23,6 +23,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("grammar", &["contract"]),
     ("text", &["contract", "grammar"]),
     ("plugin-host", &["contract"]),
+    ("kit", &[]),
     ("api", &["contract", "engine", "text"]),
     (
         "server",
@@ -35,6 +36,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "contract",
             "engine",
             "grammar",
+            "kit",
             "model",
             "plugin-host",
             "scheduler",
@@ -47,7 +49,6 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("bench", &["backend", "backend-cpu", "contract", "engine", "model", "testkit"]),
     ("sim", &["contract", "plugin-host", "scheduler"]),
     ("xtask", &[]),
-    ("componentize", &[]),
 ];
 
 /// Heavy or defining libraries, and the only crates that may name them.
@@ -58,7 +59,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("hf-hub", &["server"]),
     ("tokenizers", &["text"]),
     ("llguidance", &["grammar"]),
-    ("wit-component", &["componentize"]),
+    ("wit-component", &["kit"]),
 ];
 
 const FILE_LINES_MAX: usize = 600;

@@ -72,6 +72,21 @@ pub struct ServeArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum PluginCommand {
+    /// Write a plugin's project into a new folder, ready to build.
+    New {
+        #[arg(long, value_name = "output|template|scheduler", value_parser = kind)]
+        kind: kit::Kind,
+        #[arg(long, value_name = "rust|python|javascript|c", value_parser = lang)]
+        lang: kit::Lang,
+        /// The plugin's name, and the folder's.
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Make the component of a plugin's folder: NAME.wasm with NAME.toml beside it.
+    Build {
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
     /// The plugins inside this binary.
     List,
     /// What a component is: kind, imports, exports, capabilities, digest.
@@ -103,6 +118,19 @@ pub enum PluginCommand {
         #[arg(long, value_name = "JSON")]
         settings: Option<String>,
     },
+}
+
+fn kind(word: &str) -> Result<kit::Kind, String> {
+    pick(&kit::Kind::ALL, kit::Kind::as_str, word)
+}
+
+fn lang(word: &str) -> Result<kit::Lang, String> {
+    pick(&kit::Lang::ALL, kit::Lang::as_str, word)
+}
+
+fn pick<T: Copy>(all: &[T], name: impl Fn(T) -> &'static str, word: &str) -> Result<T, String> {
+    let names = || all.iter().map(|one| name(*one)).collect::<Vec<_>>().join(", ");
+    all.iter().copied().find(|one| name(*one) == word).ok_or_else(|| format!("one of {} is needed", names()))
 }
 
 /// A command line that is not run: help, version, or a mistake.

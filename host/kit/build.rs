@@ -31,7 +31,10 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
             // Built, fetched or written out by `plugin build`.
-            if !matches!(name.as_str(), "target" | "tokenloom" | "node_modules" | ".venv" | "tests" | "released" | "__pycache__") {
+            if !matches!(
+                name.as_str(),
+                "target" | "tokenloom" | "node_modules" | ".venv" | "tests" | "released" | "__pycache__"
+            ) {
                 walk(&path, files)?;
             }
         } else if is_source(&name) {

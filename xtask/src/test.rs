@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::process::{Step, cargo, has};
-use crate::{clients, demo, fuzz, kernels, plugins, tidy};
+use crate::{clients, demo, examples, fuzz, kernels, plugins, tidy};
 
 /// Seconds per fuzz target.
 const FUZZ_SECONDS: u32 = 60;
@@ -27,6 +27,7 @@ pub fn run(root: &Path) -> Result<()> {
     stage.run("model", || demo::fetch_model(root).map(drop))?;
     stage.run("host", || tests(root))?;
     stage.run("plugins, rebuilt", || plugins::rebuild_and_test(root))?;
+    stage.run("examples", || with_tools(&["venv", "node", "npm", "clang-19"], || examples::run(root)))?;
     stage.run("clients", || with_tools(&["venv", "node", "npm"], || clients::run(root, &[])))?;
     stage.run("kernels", || with_tools(&["venv"], || kernels::run(root)))?;
     stage.run("fuzz", || fuzz::run(root, FUZZ_SECONDS))?;

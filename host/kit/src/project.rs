@@ -135,7 +135,9 @@ mod tests {
         assert!(message(good).is_err_and(|m| m.contains("Cargo.toml, plugin.py, plugin.js or plugin.c")));
         fs::write(folder.path().join("plugin.c"), "").expect("it can be written");
         assert_eq!(message(good), Ok(Lang::C));
-        assert!(message(&good.replace("0.1.0\"", "0.1.0\"\nsha256 = \"00\"")).is_err_and(|m| m.contains("remove the line")));
+        assert!(
+            message(&good.replace("0.1.0\"", "0.1.0\"\nsha256 = \"00\"")).is_err_and(|m| m.contains("remove the line"))
+        );
         assert!(message(&good.replace(":output", ":template")).is_err_and(|m| m.contains("needs `tokenloom:output@")));
         assert!(message("name = 1").is_err_and(|m| m.contains("plugin.toml")));
     }

@@ -38,7 +38,8 @@ impl Tool {
         let words = std::iter::once(self.0.get_program()).chain(self.0.get_args());
         let command = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
         let folder = self.0.get_current_dir().unwrap_or(Path::new(".")).to_path_buf();
-        let output = self.0.output().map_err(|e| KitError::ToolMissing { tool: command.clone(), fix: e.to_string() })?;
+        let output =
+            self.0.output().map_err(|e| KitError::ToolMissing { tool: command.clone(), fix: e.to_string() })?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() {
             return Ok(text(&output.stdout));

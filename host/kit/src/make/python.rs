@@ -13,7 +13,16 @@ pub fn component(project: &Project) -> Result<Vec<u8>, KitError> {
     let out = scratch(project)?.join(format!("{}.wasm", project.name));
     let world = project.kind.world();
     Tool::new(tool, &project.folder)
-        .args(["--wit-path", &format!("{SUPPORT}/wit"), "--world", &world, "componentize", "--stub-wasi", "plugin", "-o"])
+        .args([
+            "--wit-path",
+            &format!("{SUPPORT}/wit"),
+            "--world",
+            &world,
+            "componentize",
+            "--stub-wasi",
+            "plugin",
+            "-o",
+        ])
         .arg(&out)
         .run()?;
     read(&out)

@@ -11,7 +11,9 @@ const TARGET: &str = "wasm32-unknown-unknown";
 
 pub fn component(project: &Project) -> Result<Vec<u8>, KitError> {
     let workspace = Workspace::of(&project.folder)?;
-    workspace.compile(&[project])?;
+    // Cargo names a project's own files by their paths within it. Flags that are the same for every project let several
+    // share a target folder, and with it the standard library.
+    workspace.compile(&[project], Vec::new())?;
     workspace.component(project)
 }
 
@@ -19,7 +21,8 @@ pub fn component(project: &Project) -> Result<Vec<u8>, KitError> {
 pub fn bundle(workspace: &Path, folders: &[PathBuf], to: &Path) -> Result<Vec<Built>, KitError> {
     let projects = folders.iter().map(|folder| Project::read(folder)).collect::<Result<Vec<_>, _>>()?;
     let workspace = Workspace::of(workspace)?;
-    workspace.compile(&projects.iter().collect::<Vec<_>>())?;
+    let own = format!("--remap-path-prefix={}=plugins", workspace.folder.display());
+    workspace.compile(&projects.iter().collect::<Vec<_>>(), vec![own])?;
     std::fs::create_dir_all(to).map_err(|e| KitError::io(to, &e))?;
     projects.iter().map(|project| finish(project, &workspace.component(project)?, to)).collect()
 }
@@ -43,7 +46,8 @@ impl Workspace {
         let text = tool.args(locked(folder)).run()?;
         let fault = |message: String| KitError::Io { path: folder.join("Cargo.toml"), message };
         let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| fault(e.to_string()))?;
-        let target = json["target_directory"].as_str().ok_or_else(|| fault("cargo names no target directory".into()))?;
+        let target =
+            json["target_directory"].as_str().ok_or_else(|| fault("cargo names no target directory".into()))?;
         let manifests = json["packages"].as_array().into_iter().flatten().filter_map(|p| p["manifest_path"].as_str());
         // `.../registry/src/INDEX/CRATE-VERSION/Cargo.toml`
         let registry = manifests
@@ -52,8 +56,7 @@ impl Workspace {
         Ok(Self { folder: folder.into(), target: target.into(), registry })
     }
 
-    fn compile(&self, projects: &[&Project]) -> Result<(), KitError> {
-        let mut flags = vec![format!("--remap-path-prefix={}=plugins", self.folder.display())];
+    fn compile(&self, projects: &[&Project], mut flags: Vec<String>) -> Result<(), KitError> {
         flags.extend(self.registry.iter().map(|path| format!("--remap-path-prefix={path}=registry")));
         let tool = Compiler::find(&self.folder)?.tool(&self.folder);
         let tool = tool.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));

@@ -107,7 +107,10 @@ fn component_of(folder: &Path) -> anyhow::Result<PathBuf> {
     }
     match found.as_slice() {
         [one] => Ok(one.clone()),
-        [] => bail!("{0} holds no component (.wasm); build the plugin first: tokenloom plugin build {0}", folder.display()),
+        [] => bail!(
+            "{0} holds no component (.wasm); build the plugin first: tokenloom plugin build {0}",
+            folder.display()
+        ),
         many => bail!("{} holds {} components; name the one to test", folder.display(), many.len()),
     }
 }

@@ -155,6 +155,7 @@ impl<'a> Rehearsal<'a> {
             pages: input.pages,
             context_len: input.pages.saturating_mul(PAGE_TOKENS).min(TOKENS_MAX),
             max_rows: input.token_budget,
+            rows_tile: 1,
             resume_align: 1,
             prefix_cache: false,
             starvation_bound_us: u64::MAX / 4,

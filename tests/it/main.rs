@@ -9,6 +9,7 @@ mod folder;
 mod plugins;
 mod reasoning;
 mod stream;
+mod swap;
 mod tools;
 
 use serde_json::{Value, json};

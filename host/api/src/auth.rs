@@ -1,6 +1,6 @@
 //! Who is asking: API keys to tenants, and the namespace of the prefix cache.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +29,8 @@ pub struct KeyRow {
     pub tenant: String,
     /// Share of the tenant relative to others; more than 0.
     pub weight: f64,
+    /// May exchange plugins.
+    pub admin: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -47,11 +49,14 @@ pub enum KeyError {
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     by_digest: HashMap<[u8; 32], Tenant>,
+    /// Digests of the keys that may exchange plugins.
+    admins: HashSet<[u8; 32]>,
 }
 
 impl Keys {
     pub fn new(rows: &[KeyRow]) -> Result<Self, KeyError> {
         let mut by_digest = HashMap::with_capacity(rows.len());
+        let mut admins = HashSet::new();
         for (index, row) in rows.iter().enumerate() {
             let tenant = row.tenant.clone();
             if tenant.is_empty() || tenant.len() > TENANT_BYTES_MAX {
@@ -64,11 +69,14 @@ impl Keys {
                 return Err(KeyError::Digest { index, tenant, len: row.sha256.len() });
             };
             let value = Tenant { name: tenant.as_str().into(), weight: row.weight };
+            if row.admin {
+                admins.insert(digest);
+            }
             if by_digest.insert(digest, value).is_some() {
                 return Err(KeyError::Duplicate { index, tenant });
             }
         }
-        Ok(Self { by_digest })
+        Ok(Self { by_digest, admins })
     }
 
     pub fn is_empty(&self) -> bool {
@@ -79,7 +87,7 @@ impl Keys {
     pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         let deadline = deadline(headers)?;
         if self.is_empty() {
-            return Ok(Caller { keyed: None, named: named_tenant(headers)?, deadline });
+            return Ok(Caller { keyed: None, named: named_tenant(headers)?, deadline, admin: false });
         }
         let refused = |what: &str| {
             ApiError::new(
@@ -97,7 +105,8 @@ impl Keys {
         };
         let digest: [u8; 32] = Sha256::digest(key).into();
         let tenant = self.by_digest.get(&digest).ok_or_else(|| refused("the API key is not known here"))?;
-        Ok(Caller { keyed: Some(tenant.clone()), named: None, deadline })
+        let admin = self.admins.contains(&digest);
+        Ok(Caller { keyed: Some(tenant.clone()), named: None, deadline, admin })
     }
 }
 
@@ -143,9 +152,15 @@ pub struct Caller {
     keyed: Option<Tenant>,
     named: Option<Arc<str>>,
     pub deadline: Option<Duration>,
+    admin: bool,
 }
 
 impl Caller {
+    /// Whether the key may exchange plugins. Nobody may on a server without keys: anybody could be anyone.
+    pub fn is_admin(&self) -> bool {
+        self.admin
+    }
+
     /// The tenant that the key stands for; `None` on a server without keys, where everybody may do everything.
     pub fn keyed(&self) -> Option<&Arc<str>> {
         self.keyed.as_ref().map(|tenant| &tenant.name)
@@ -184,7 +199,7 @@ mod tests {
 
     fn keys() -> Keys {
         let sha256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b".to_owned();
-        Keys::new(&[KeyRow { sha256, tenant: "acme".into(), weight: 2.0 }]).expect("a valid row")
+        Keys::new(&[KeyRow { sha256, tenant: "acme".into(), weight: 2.0, admin: false }]).expect("a valid row")
     }
 
     fn headers(rows: &[(&'static str, &str)]) -> HeaderMap {
@@ -221,7 +236,7 @@ mod tests {
 
     #[test]
     fn bad_rows_and_headers_name_the_limit() {
-        let row = |sha256: &str, weight| KeyRow { sha256: sha256.into(), tenant: "t".into(), weight };
+        let row = |sha256: &str, weight| KeyRow { sha256: sha256.into(), tenant: "t".into(), weight, admin: false };
         assert!(matches!(Keys::new(&[row("zz", 1.0)]), Err(KeyError::Digest { len: 2, .. })));
         assert!(matches!(Keys::new(&[row(&"a".repeat(64), f64::NAN)]), Err(KeyError::Weight { .. })));
         let error = Keys::default().caller(&headers(&[("x-slo-ttft-ms", "-5")])).expect_err("negative");

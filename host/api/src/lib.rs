@@ -11,6 +11,7 @@ mod admission;
 pub mod auth;
 mod clock;
 pub mod error;
+pub mod exchange;
 mod fold;
 mod generate;
 mod ids;
@@ -34,5 +35,5 @@ pub use routes::router;
 pub use serve::serve;
 pub use state::{
     ApiOptions, ApiState, Loaded, ModelOptions, NoPlugins, PluginRows, PromptRule, ReasoningField, SamplingDefaults,
-    ServedModel, StateError,
+    ServedModel, StateError, WeakState,
 };

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use contract::TokenId;
@@ -13,6 +13,7 @@ use text::TextModel;
 use crate::admission::Admission;
 use crate::auth::Keys;
 use crate::error::{ApiError, Code, quoted};
+use crate::exchange::{ExchangeError, ExchangeOrder, Place};
 use crate::ids::Ids;
 use crate::metrics::HttpMetrics;
 use crate::responses::Store;
@@ -112,6 +113,15 @@ pub trait PluginRows: Send + Sync {
     fn rows(&self) -> Vec<Value>;
     /// One sentence per fallback that runs.
     fn degraded(&self) -> Vec<String>;
+    /// Loads a plugin, puts it through the gate, and lets it take its place at the next stream; blocks until that is
+    /// decided. The answer says what is live now, and what the gate saw.
+    fn exchange(&self, order: &ExchangeOrder) -> Result<Value, ExchangeError> {
+        Err(ExchangeError::NotFound(format!("there are no plugins at {}", order.place.target)))
+    }
+    /// Goes back to what was live before the last exchange.
+    fn roll_back(&self, place: &Place) -> Result<Value, ExchangeError> {
+        Err(ExchangeError::NotFound(format!("there are no plugins at {}", place.target)))
+    }
 }
 
 /// A server without plugins.
@@ -184,10 +194,17 @@ pub enum StateError {
 
 /// The models and everything that came with them, once they are there.
 pub(crate) struct Open {
-    pub models: Vec<Arc<ServedModel>>,
+    models: RwLock<Vec<Arc<ServedModel>>>,
     pub registry: Registry,
     pub plugins: Arc<dyn PluginRows>,
     pub since: u64,
+}
+
+impl Open {
+    /// The models as new requests find them. A request keeps the one that it began with.
+    pub fn models(&self) -> Vec<Arc<ServedModel>> {
+        self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 pub(crate) struct Shared {
@@ -245,9 +262,23 @@ impl ApiState {
         }
         self.0.metrics.register(&mut loaded.registry);
         let Loaded { models, registry, plugins } = loaded;
-        let models = models.into_iter().map(Arc::new).collect();
+        let models = RwLock::new(models.into_iter().map(Arc::new).collect());
         let open = Open { models, registry, plugins, since: crate::clock::unix_seconds() };
         self.0.open.set(open).map_err(|_| StateError::AlreadyOpen)
+    }
+
+    /// From the next request on, a name's text side is this one; requests that run keep theirs.
+    pub fn replace_text(&self, name: &str, text: Arc<TextModel>) {
+        let Some(open) = self.0.open.get() else { return };
+        let mut models = open.models.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = models.iter_mut().find(|model| model.name == name) {
+            *model = Arc::new(ServedModel { text, ..ServedModel::clone(model) });
+        }
+    }
+
+    /// For what the state itself holds: it must not keep the state alive.
+    pub fn downgrade(&self) -> WeakState {
+        WeakState(Arc::downgrade(&self.0))
     }
 
     pub(crate) fn opened(&self) -> Result<&Open, ApiError> {
@@ -259,7 +290,7 @@ impl ApiState {
 
     /// The model of that name. An absent name is accepted while only one model is served.
     pub(crate) fn model(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
-        let models = &self.opened()?.models;
+        let models = self.opened()?.models();
         match name {
             None if models.len() == 1 => Ok(Arc::clone(&models[0])),
             None => Err(crate::wire::fields::missing("model")),
@@ -273,6 +304,16 @@ impl ApiState {
                 error
             }),
         }
+    }
+}
+
+/// A state that may be gone.
+#[derive(Clone)]
+pub struct WeakState(Weak<Shared>);
+
+impl WeakState {
+    pub fn upgrade(&self) -> Option<ApiState> {
+        self.0.upgrade().map(ApiState)
     }
 }
 

@@ -75,6 +75,8 @@ pub struct Grants {
     /// Needed when `tokenizer` is granted and the plugin imports it.
     pub tokenizer: Option<Arc<dyn PluginTokenizer>>,
     pub limits: LimitOverrides,
+    /// The operator's own pin, lower-case hex: another component is refused before any of it is compiled.
+    pub sha256: Option<String>,
 }
 
 /// The operator's word on limits; it wins over the manifest's, up or down.

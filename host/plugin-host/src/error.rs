@@ -34,6 +34,10 @@ pub enum PluginLoadError {
         "plugin `{plugin}` has the wrong digest: the manifest says {expected}, the component is {found}; if the new file is the one you want, put the second digest in the manifest"
     )]
     WrongDigest { plugin: String, expected: String, found: String },
+    #[error(
+        "plugin `{plugin}` is pinned to sha256 {expected}, and the component is {found}; if that is the one you want, pin it"
+    )]
+    WrongPin { plugin: String, expected: String, found: String },
     #[error("plugin `{plugin}` does not compile: {message}")]
     Compile { plugin: String, message: String },
     #[error("plugin `{plugin}` was not compiled within {limit:?}; make it smaller or raise `compile_timeout_s`")]

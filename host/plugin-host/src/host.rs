@@ -147,6 +147,10 @@ impl PluginHost {
     ) -> Result<Ready, PluginLoadError> {
         let artifact = Artifact::read(source, &self.config)?;
         let name = artifact.name.clone();
+        let found = hex(&artifact.digest);
+        if let Some(expected) = grants.sha256.as_ref().filter(|pin| !pin.eq_ignore_ascii_case(&found)) {
+            return Err(PluginLoadError::WrongPin { plugin: name, expected: expected.clone(), found });
+        }
         let manifest = artifact.manifest.clone().unwrap_or_else(|| Manifest::absent(&name, kind));
         if manifest.kind != kind {
             return Err(PluginLoadError::WrongKind { plugin: name, found: manifest.kind, wanted: kind });
@@ -173,7 +177,7 @@ impl PluginHost {
             version: manifest.version,
             kind,
             source: artifact.source,
-            digest: hex(&artifact.digest),
+            digest: found,
             size_bytes: artifact.bytes.len() as u64,
             wit,
             capabilities,

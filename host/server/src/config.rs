@@ -52,6 +52,9 @@ pub struct ServerTable {
     /// Folder for compiled plugins; an empty path keeps none.
     #[arg(skip)]
     pub plugin_cache: Option<PathBuf>,
+    /// Folder of components that may be exchanged while serving.
+    #[arg(skip)]
+    pub plugins_dir: Option<PathBuf>,
     #[arg(skip)]
     pub component_mib_max: Option<u32>,
     #[arg(skip)]
@@ -198,7 +201,8 @@ impl ConfigFile {
     }
 
     fn rebase(&mut self, base: &Path) {
-        for path in [&mut self.server.keys_file, &mut self.server.plugin_cache, &mut self.server.hub_cache] {
+        let server = &mut self.server;
+        for path in [&mut server.keys_file, &mut server.plugin_cache, &mut server.plugins_dir, &mut server.hub_cache] {
             if let Some(path) = path.as_mut().filter(|path| !path.as_os_str().is_empty()) {
                 *path = base.join(&path);
             }

@@ -21,6 +21,9 @@ struct KeyTable {
     tenant: String,
     #[serde(default = "one")]
     weight: f64,
+    /// May exchange plugins.
+    #[serde(default)]
+    admin: bool,
 }
 
 fn one() -> f64 {
@@ -34,7 +37,8 @@ pub fn read(path: &Path) -> anyhow::Result<Keys> {
         ensure!(size <= FILE_BYTES_MAX, "{size} bytes, the limit is {FILE_BYTES_MAX}");
         let file: KeyFile = toml::from_str(&std::fs::read_to_string(path)?)?;
         ensure!(!file.key.is_empty(), "no [[key]] in it; add one, or start without a key file");
-        let row = |key: KeyTable| KeyRow { sha256: key.sha256, tenant: key.tenant, weight: key.weight };
+        let row =
+            |key: KeyTable| KeyRow { sha256: key.sha256, tenant: key.tenant, weight: key.weight, admin: key.admin };
         Ok(Keys::new(&file.key.into_iter().map(row).collect::<Vec<_>>())?)
     };
     read().with_context(|| format!("key file {}", path.display()))

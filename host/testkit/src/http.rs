@@ -71,6 +71,14 @@ impl TestServer {
         answer(agent().get(self.url(path)).call()?)
     }
 
+    pub fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> anyhow::Result<Answer> {
+        let mut request = agent().get(self.url(path));
+        for (key, value) in headers {
+            request = request.header(*key, *value);
+        }
+        answer(request.call()?)
+    }
+
     pub fn post(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
         self.post_with(path, &[], &body.to_string())
     }

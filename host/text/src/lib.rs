@@ -9,6 +9,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod cases;
+pub mod conform;
 pub mod constrain;
 pub mod detokenizer;
 pub mod error;
@@ -17,6 +18,7 @@ pub mod model;
 pub mod normalise;
 pub mod pipeline;
 pub mod prepare;
+pub mod shadow;
 pub mod stops;
 #[cfg(test)]
 mod test_stages;

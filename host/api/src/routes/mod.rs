@@ -53,6 +53,8 @@ pub fn router(state: ApiState) -> Router {
         .route("/abort", post(abort::post))
         .route("/detokenize", post(detokenize::post))
         .route("/plugins", get(plugins::get))
+        .route("/plugins/{target}/{kind}", post(plugins::exchange))
+        .route("/plugins/{target}/{kind}/rollback", post(plugins::roll_back))
         .route("/health", get(health::get))
         .route("/ready", get(ready::get))
         .route("/metrics", get(metrics::get))

@@ -12,7 +12,7 @@ use crate::state::{ApiState, ServedModel};
 pub async fn list(State(state): State<ApiState>, headers: HeaderMap) -> Result<Json<Value>, ApiError> {
     state.0.keys.caller(&headers)?;
     let open = state.opened()?;
-    let rows: Vec<Value> = open.models.iter().map(|model| row(model, open.since)).collect();
+    let rows: Vec<Value> = open.models().iter().map(|model| row(model, open.since)).collect();
     Ok(Json(json!({"object": "list", "data": rows})))
 }
 

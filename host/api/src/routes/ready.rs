@@ -20,7 +20,7 @@ pub async fn get(State(state): State<ApiState>) -> (StatusCode, Json<Value>) {
     }
     let mut degraded = open.plugins.degraded();
     let mut models = Vec::new();
-    for model in &open.models {
+    for model in &open.models() {
         let status = model.engine.status();
         if let Some(fault) = &status.fault {
             reasons.push(format!("model {}: the engine has stopped: {fault}", model.name));

@@ -169,7 +169,7 @@ async fn a_failure_in_mid_stream() {
 #[tokio::test]
 async fn keys_come_in_either_header() {
     let sha256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b".to_owned();
-    let keys = Keys::new(&[KeyRow { sha256, tenant: "acme".into(), weight: 1.0 }]).expect("a row");
+    let keys = Keys::new(&[KeyRow { sha256, tenant: "acme".into(), weight: 1.0, admin: false }]).expect("a row");
     let server = serve(json!({"responses": [{"text": "x"}]}), Setup { keys, ..Setup::default() });
     let send = |headers: &'static [(&'static str, &'static str)]| {
         server.send(Method::POST, PATH, headers, request(json!({})).to_string())

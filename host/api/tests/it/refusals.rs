@@ -99,7 +99,7 @@ async fn a_full_server_says_when_to_come_back() {
 #[tokio::test]
 async fn keys() {
     let sha256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b".to_owned();
-    let keys = Keys::new(&[KeyRow { sha256, tenant: "acme".into(), weight: 1.0 }]).expect("a valid row");
+    let keys = Keys::new(&[KeyRow { sha256, tenant: "acme".into(), weight: 1.0, admin: false }]).expect("a valid row");
     let server = serve(json!({"responses": [{"tokens": ["x"]}]}), Setup { keys, ..Setup::default() });
     let answer = server.post(CHAT, &hi(json!({}))).await;
     refused(&answer, 401, "invalid_api_key");

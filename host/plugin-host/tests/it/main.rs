@@ -6,6 +6,7 @@ mod fixtures;
 mod load;
 mod replay;
 mod rig;
+mod rows;
 mod scheduler;
 mod stage;
 mod template;

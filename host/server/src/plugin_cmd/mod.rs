@@ -3,7 +3,7 @@
 mod author;
 mod inspect;
 mod replay;
-mod schedule;
+pub(crate) mod schedule;
 mod test;
 
 use std::process::ExitCode;

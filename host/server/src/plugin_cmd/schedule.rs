@@ -85,7 +85,7 @@ struct Happened {
 }
 
 /// Runs every line of a case file, each with a policy of its own.
-pub(super) fn run_jsonl(
+pub(crate) fn run_jsonl(
     text: &str,
     mut policy: impl FnMut() -> Result<Box<dyn SchedulePolicy>, String>,
 ) -> Vec<CaseResult> {

@@ -10,6 +10,7 @@ use contract::template::ChatTemplate;
 use plugin_host::{Grants, Kind, PluginHost, PluginLoadError, PluginSource, TemplateModel};
 use serde_json::json;
 use text::cases::{CasePlugins, CaseResult, Chain, Outcome, Summary, run_jsonl};
+use text::conform;
 
 use super::{host, schedule};
 use crate::wire::{TEMPLATE_PLUGIN, bundled};
@@ -25,6 +26,8 @@ struct Plan {
     template: Option<String>,
     scheduler: Option<String>,
     cases: PathBuf,
+    /// An author's folder is also held against the host's conformance set.
+    conform: bool,
 }
 
 pub(super) fn test(words: &[String], cases: Option<&Path>, json: bool) -> anyhow::Result<ExitCode> {
@@ -47,8 +50,22 @@ pub fn results(words: &[String], cases: Option<&Path>) -> anyhow::Result<Vec<Cas
         let load = || host.load_scheduler(&source, &Grants::default(), None).map_err(|e| e.to_string());
         return Ok(schedule::run_jsonl(&text, load));
     }
+    let conformance = if plan.conform { conformance(&plan, &host)? } else { Vec::new() };
     let mut plugins = TestPlugins { host: &host, template: plan.template };
-    Ok(run_jsonl(&text, &plan.chain, &mut plugins))
+    let mut results = run_jsonl(&text, &plan.chain, &mut plugins);
+    results.extend(conformance);
+    Ok(results)
+}
+
+/// The host's conformance set on one stage or template.
+fn conformance(plan: &Plan, host: &PluginHost) -> anyhow::Result<Vec<CaseResult>> {
+    if let Chain::Given { stages, .. } = &plan.chain {
+        return Ok(stages.iter().flat_map(|stage| conform::stage(stage.as_ref())).collect());
+    }
+    let Some(word) = &plan.template else { return Ok(Vec::new()) };
+    let template =
+        host.load_template(&PluginSource::parse(word), &Grants::default(), None, &TemplateModel::default())?;
+    Ok(conform::template(template.as_ref()))
 }
 
 fn text_line(result: &CaseResult) -> String {
@@ -84,12 +101,13 @@ fn plan(words: &[String], cases: Option<&Path>, host: &PluginHost) -> anyhow::Re
     match (words, folder) {
         ([], _) => {
             let template = Some(TEMPLATE_PLUGIN.into());
-            Ok(Plan { chain: Chain::FromCase, template, scheduler: None, cases: given(cases)? })
+            Ok(Plan { chain: Chain::FromCase, template, scheduler: None, cases: given(cases)?, conform: false })
         }
         ([_], Some(folder)) => {
             let component = component_of(folder)?.display().to_string();
             let own = folder.join(OWN_CASES);
-            plan_of(&[component], cases.map_or(own, Path::to_path_buf), host)
+            let plan = plan_of(&[component], cases.map_or(own, Path::to_path_buf), host)?;
+            Ok(Plan { conform: true, ..plan })
         }
         (_, Some(folder)) => bail!("{} is a plugin's folder and must stand alone", folder.display()),
         (words, None) => plan_of(words, given(cases)?, host),
@@ -120,10 +138,12 @@ fn plan_of(words: &[String], cases: PathBuf, host: &PluginHost) -> anyhow::Resul
     if let [word] = words {
         match kind_of(word, host)? {
             Some(Kind::Template) => {
-                return Ok(Plan { chain: Chain::None, template: Some(word.clone()), scheduler: None, cases });
+                let template = Some(word.clone());
+                return Ok(Plan { chain: Chain::None, template, scheduler: None, cases, conform: false });
             }
             Some(Kind::Scheduler) => {
-                return Ok(Plan { chain: Chain::None, template: None, scheduler: Some(word.clone()), cases });
+                let scheduler = Some(word.clone());
+                return Ok(Plan { chain: Chain::None, template: None, scheduler, cases, conform: false });
             }
             Some(Kind::Output) | None => {}
         }
@@ -134,7 +154,7 @@ fn plan_of(words: &[String], cases: PathBuf, host: &PluginHost) -> anyhow::Resul
         stages.push(stage.with_context(|| format!("output stage `{word}`"))?);
         provides.extend(provided_by(word, host)?);
     }
-    Ok(Plan { chain: Chain::Given { stages, provides }, template: None, scheduler: None, cases })
+    Ok(Plan { chain: Chain::Given { stages, provides }, template: None, scheduler: None, cases, conform: false })
 }
 
 fn kind_of(word: &str, host: &PluginHost) -> anyhow::Result<Option<Kind>> {

@@ -2,6 +2,7 @@
 
 mod backends;
 mod engines;
+mod exchange;
 mod folder;
 mod generation;
 mod models;
@@ -19,7 +20,8 @@ use tokio::net::TcpListener;
 pub use running::Running;
 
 use crate::report::Report;
-use crate::settings::Settings;
+use crate::settings::{EngineSettings, Settings};
+use exchange::{EnginePlace, Exchange};
 use plugins::{PluginTable, Plugins};
 
 /// The plugin that renders templates that are plain Jinja source: the model's own, and FILE.jinja.
@@ -38,7 +40,8 @@ pub async fn serve(settings: Settings) -> anyhow::Result<Running> {
     let state = ApiState::new(api_options(&settings), keys, responses);
     let mut running = Running::start(listener, state.clone(), settings.server.shutdown_grace)?;
     // Loading maps files, compiles components and starts threads: not a task for the runtime's own threads.
-    let wired = tokio::task::spawn_blocking(move || wire(&settings)).await.context("loading")??;
+    let served = state.clone();
+    let wired = tokio::task::spawn_blocking(move || wire(&settings, served)).await.context("loading")??;
     running.opened(wired.report, wired.engines);
     state.open(wired.loaded)?;
     Ok(running)
@@ -64,7 +67,7 @@ struct Wired {
     engines: Vec<engine::Handle>,
 }
 
-fn wire(settings: &Settings) -> anyhow::Result<Wired> {
+fn wire(settings: &Settings, state: ApiState) -> anyhow::Result<Wired> {
     let mut registry = Registry::default();
     let plugins = Arc::new(Plugins::new(settings, &mut registry)?);
     let mut report = Report::new(&settings.warnings);
@@ -76,16 +79,27 @@ fn wire(settings: &Settings) -> anyhow::Result<Wired> {
         engines.push(wired);
     }
     let mut models: Vec<ServedModel> = Vec::with_capacity(settings.models.len());
+    let mut places = Vec::with_capacity(settings.models.len());
     for model in &settings.models {
         let wired =
             models::open(model, &engines[model.engine], &plugins).with_context(|| format!("model `{}`", model.name))?;
         report.model(model, &settings.engines[model.engine].name, &wired);
         models.push(wired.served);
+        places.push(wired.place);
     }
     plugins.check_digests()?;
     report.plugins(&plugins.effective());
+    let engine_place = |(settings, wired): (&EngineSettings, &WiredEngine)| EnginePlace {
+        name: settings.name.clone(),
+        handle: wired.handle.clone(),
+        scheduler: settings.scheduler.clone(),
+        settings: settings.scheduler_settings.clone(),
+    };
+    let engine_places = settings.engines.iter().zip(&engines).map(engine_place).collect();
+    let folder = settings.server.plugins_dir.clone();
+    let exchange = Exchange::new(Arc::clone(&plugins), &state, folder, places, engine_places);
     let engines = engines.into_iter().map(|engine| engine.handle).collect();
-    let rows = Arc::new(PluginTable(plugins));
+    let rows = Arc::new(PluginTable { plugins, exchange });
     Ok(Wired { loaded: Loaded { models, registry, plugins: rows }, report, engines })
 }
 

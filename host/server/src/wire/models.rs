@@ -10,6 +10,7 @@ use plugin_host::TemplateModel;
 use text::{TextModel, TextModelParts};
 
 use super::engines::{ModelFiles, WiredEngine};
+use super::exchange::ModelPlace;
 use super::plugins::{Plugins, read_template};
 use super::script::ScriptRule;
 use super::{TEMPLATE_PLUGIN, generation};
@@ -19,6 +20,8 @@ use crate::settings::ModelSettings;
 /// A model that can be served, and what was decided about it.
 pub struct WiredModel {
     pub served: ServedModel,
+    /// The same in parts, for exchanges.
+    pub place: ModelPlace,
     /// Which template, for people.
     pub template: String,
     /// The chain of output stages and who chose it, for people.
@@ -41,6 +44,14 @@ pub fn open(settings: &ModelSettings, engine: &WiredEngine, plugins: &Plugins) -
         warnings
             .push("the model has no chat template: chat requests will be refused; give --chat-template".to_string());
     }
+    let place = ModelPlace {
+        name: settings.name.clone(),
+        tokenizer: files.tokenizer.clone(),
+        grammars: Arc::clone(&engine.grammars),
+        files: TemplateModel { template_source: files.template.clone(), special_tokens: files.special_tokens.clone() },
+        template: template.clone(),
+        stages: stages.clone(),
+    };
     let text = TextModel::new(TextModelParts { tokenizer: files.tokenizer.clone(), template, stages })?;
     let text = text.with_grammars(Arc::clone(&engine.grammars))?;
     warnings.extend(text.warnings().iter().cloned());
@@ -65,7 +76,7 @@ pub fn open(settings: &ModelSettings, engine: &WiredEngine, plugins: &Plugins) -
         (chain, true) => format!("{} (chosen by the template)", chain.join(" -> ")),
         (chain, false) => chain.join(" -> "),
     };
-    Ok(WiredModel { served, template: template_text, stages, sampling_from: generation.from, warnings })
+    Ok(WiredModel { served, place, template: template_text, stages, sampling_from: generation.from, warnings })
 }
 
 /// The output stages that the operator names, else those that the template and the tokenizer speak for.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
+use api::exchange::{ExchangeError, ExchangeOrder, Place};
 use contract::output::OutputStage;
 use contract::policy::SchedulePolicy;
 use contract::template::ChatTemplate;
@@ -16,6 +17,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Map, Value, json};
 use text::Tokenizer;
 
+use super::exchange::Exchange;
 use crate::config;
 use crate::report::PluginLine;
 use crate::settings::{Settings, plugin_name};
@@ -65,6 +67,58 @@ impl Plugins {
         Ok(self.host.load_scheduler(&order.source, &order.grants, order.settings.as_deref())?)
     }
 
+    /// A stage that may take the place of a live one: a file with the digest that the operator named.
+    pub fn candidate_stage(
+        &self,
+        file: &Path,
+        tokenizer: &Tokenizer,
+        sha256: &str,
+        settings: Option<&Map<String, Value>>,
+    ) -> anyhow::Result<Arc<dyn OutputStage>> {
+        let order = self.candidate(file, Some(tokenizer), sha256, settings)?;
+        Ok(self.host.load_stage(&order.source, &order.grants, order.settings.as_deref())?)
+    }
+
+    pub fn candidate_template(
+        &self,
+        file: &Path,
+        tokenizer: &Tokenizer,
+        model: &TemplateModel,
+        sha256: &str,
+        settings: Option<&Map<String, Value>>,
+    ) -> anyhow::Result<Arc<dyn ChatTemplate>> {
+        let order = self.candidate(file, Some(tokenizer), sha256, settings)?;
+        Ok(self.host.load_template(&order.source, &order.grants, order.settings.as_deref(), model)?)
+    }
+
+    pub fn candidate_scheduler(
+        &self,
+        file: &Path,
+        sha256: &str,
+        settings: &Map<String, Value>,
+    ) -> anyhow::Result<Box<dyn SchedulePolicy>> {
+        let order = self.candidate(file, None, sha256, Some(settings))?;
+        Ok(self.host.load_scheduler(&order.source, &order.grants, order.settings.as_deref())?)
+    }
+
+    fn candidate(
+        &self,
+        file: &Path,
+        tokenizer: Option<&Tokenizer>,
+        sha256: &str,
+        settings: Option<&Map<String, Value>>,
+    ) -> anyhow::Result<Order> {
+        let none = Map::new();
+        let mut order = self.order(&file.display().to_string(), tokenizer, settings.unwrap_or(&none))?;
+        order.grants.sha256 = Some(sha256.to_owned());
+        Ok(order)
+    }
+
+    /// How the plugin of that digest fares, the one loaded last; `None` when none is loaded any more.
+    pub fn state_of(&self, sha256: &str) -> Option<PluginState> {
+        self.host.status().into_iter().rev().find(|status| status.digest == sha256).map(|status| status.state)
+    }
+
     /// `settings` are laid over those of `[plugin.NAME]`.
     fn order(&self, word: &str, tokenizer: Option<&Tokenizer>, settings: &Map<String, Value>) -> anyhow::Result<Order> {
         let name = plugin_name(word);
@@ -76,7 +130,8 @@ impl Plugins {
         merged.extend(settings.clone());
         let settings = (!merged.is_empty()).then(|| Value::Object(merged).to_string());
         let tokenizer = tokenizer.map(|t| Arc::new(HostTokenizer(t.clone())) as Arc<dyn PluginTokenizer>);
-        let grants = Grants { capabilities: table.grant.iter().copied().collect(), tokenizer, limits: table.limits };
+        let capabilities = table.grant.iter().copied().collect();
+        let grants = Grants { capabilities, tokenizer, limits: table.limits, sha256: None };
         Ok(Order { source: PluginSource::parse(word), grants, settings })
     }
 
@@ -159,15 +214,27 @@ impl PluginTokenizer for HostTokenizer {
 }
 
 /// `GET /plugins`, and what makes the server degraded.
-pub struct PluginTable(pub Arc<Plugins>);
+pub struct PluginTable {
+    pub plugins: Arc<Plugins>,
+    pub exchange: Arc<Exchange>,
+}
 
 impl api::PluginRows for PluginTable {
     fn rows(&self) -> Vec<Value> {
-        self.0.host.status().iter().map(row).collect()
+        let exchanges = self.exchange.states().into_iter().map(|state| json!({"exchange": state}));
+        self.plugins.host.status().iter().map(row).chain(exchanges).collect()
+    }
+
+    fn exchange(&self, order: &ExchangeOrder) -> Result<Value, ExchangeError> {
+        self.exchange.exchange(order)
+    }
+
+    fn roll_back(&self, place: &Place) -> Result<Value, ExchangeError> {
+        self.exchange.roll_back(place)
     }
 
     fn degraded(&self) -> Vec<String> {
-        let failing = self.0.host.status().into_iter().filter(|status| status.state == PluginState::Failing);
+        let failing = self.plugins.host.status().into_iter().filter(|status| status.state == PluginState::Failing);
         failing.map(|s| format!("{} `{}` keeps failing ({} fallbacks)", s.kind, s.name, s.fallbacks)).collect()
     }
 }

@@ -1,0 +1,160 @@
+//! Exchanging plugins over the API: the gate, streams that go on, and the way back.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use testkit::TestServer;
+
+use crate::script;
+
+const KEY: &str = "operator-key";
+const CALL: &str = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+const CASE: &str = r#"{"id": "own", "area": "tool", "title": "A call", "input": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}], "tool_choice": "auto", "deltas": ["<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>"], "engine_finish_reason": "stop"}, "expected": {"content": null, "tool_calls": [{"index": 0, "name": "f", "arguments": {}}], "finish_reason": "tool_calls"}}"#;
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A server with keys and a plugin folder; `stage` is its one output stage.
+fn server(stage: &str, responses: Value) -> anyhow::Result<(TestServer, tempfile::TempDir)> {
+    let plugins = tempfile::tempdir()?;
+    let dir = plugins.path().display();
+    let config = format!(
+        "[server]\nkeys_file = \"keys.toml\"\nplugins_dir = \"{dir}\"\n[engine.e]\nsource = \"script:s.json\"\n\
+         [[model]]\nname = \"m\"\nengine = \"e\"\noutput = [\"{stage}\"]\n"
+    );
+    let admin = format!("[[key]]\nsha256 = \"{}\"\ntenant = \"op\"\nadmin = true\n", sha256(KEY.as_bytes()));
+    let user = format!("[[key]]\nsha256 = \"{}\"\ntenant = \"user\"\n", sha256(b"user-key"));
+    let server = TestServer::config(&config, &[("s.json", &script(responses)), ("keys.toml", &(admin + &user))])?;
+    Ok((server, plugins))
+}
+
+/// Puts a component, its manifest and one case into the folder.
+fn put(folder: &Path, name: &str, wasm: &[u8], manifest: &str, case: &str) -> anyhow::Result<String> {
+    std::fs::write(folder.join(format!("{name}.wasm")), wasm)?;
+    std::fs::write(folder.join(format!("{name}.toml")), manifest)?;
+    std::fs::write(folder.join(format!("{name}.cases.jsonl")), case)?;
+    Ok(sha256(wasm))
+}
+
+fn bundled(name: &str) -> anyhow::Result<(Vec<u8>, String)> {
+    let dist = testkit::repository().join("plugins/dist");
+    Ok((std::fs::read(dist.join(format!("{name}.wasm")))?, std::fs::read_to_string(dist.join(format!("{name}.toml")))?))
+}
+
+fn post(server: &TestServer, path: &str, key: &str, body: &Value) -> anyhow::Result<testkit::Answer> {
+    server.post_with(path, &[("authorization", &format!("Bearer {key}"))], &body.to_string())
+}
+
+/// Content and the name of the first call of a chat answer.
+fn answer(server: &TestServer) -> anyhow::Result<(String, String)> {
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "go"}], "tools": tools});
+    let answer = post(server, "/v1/chat/completions", "user-key", &body)?;
+    let message = &answer.json()["choices"][0]["message"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Ok((text(&message["content"]), text(&message["tool_calls"][0]["function"]["name"])))
+}
+
+/// Only the operator may, only a file of the folder, only with its digest, and nothing is changed by a refusal.
+#[test]
+fn refusals() -> anyhow::Result<()> {
+    let (server, plugins) = server("hermes", json!({"text": CALL}))?;
+    let (wasm, manifest) = bundled("hermes")?;
+    let digest = put(plugins.path(), "mine", &wasm, &manifest, CASE)?;
+    let good = json!({"file": "mine.wasm", "sha256": digest, "shadow_seconds": 0});
+    assert_eq!(post(&server, "/plugins/m/output", "user-key", &good)?.status, 403);
+    assert_eq!(post(&server, "/plugins/m/output", "nobody", &good)?.status, 401);
+    assert_eq!(post(&server, "/plugins/x/output", KEY, &good)?.status, 404);
+    assert_eq!(post(&server, "/plugins/m/colour", KEY, &good)?.status, 404);
+    let wrong = json!({"file": "mine.wasm", "sha256": "0".repeat(64)});
+    let refused = post(&server, "/plugins/m/output", KEY, &wrong)?;
+    assert_eq!((refused.status, refused.error_code()), (422, "plugin_refused".into()));
+    assert!(refused.error_message().contains("is pinned to sha256 0000"), "{}", refused.text);
+    for file in ["../mine.wasm", "/etc/passwd", "mine.toml", "a/../mine.wasm"] {
+        let body = json!({"file": file, "sha256": digest});
+        assert_eq!(post(&server, "/plugins/m/output", KEY, &body)?.status, 422, "{file}");
+    }
+    std::fs::write(
+        plugins.path().join("mine.cases.jsonl"),
+        CASE.replace("\"index\": 0, \"name\": \"f\"", "\"index\": 0, \"name\": \"g\""),
+    )?;
+    let failing = post(&server, "/plugins/m/output", KEY, &good)?;
+    assert!(failing.error_message().contains("case `own`"), "{}", failing.text);
+    assert_eq!(post(&server, "/plugins/m/output/rollback", KEY, &json!({}))?.status, 409);
+    assert_eq!(answer(&server)?, (String::new(), "f".into()));
+    Ok(())
+}
+
+/// The new stage reads the next answer, the way back is one request, and both show in `GET /plugins`.
+#[test]
+fn a_stage_is_exchanged_and_brought_back() -> anyhow::Result<()> {
+    let (server, plugins) = server("kimi_k2", json!({"text": CALL}))?;
+    assert_eq!(answer(&server)?.1, "", "the live stage reads another format");
+    let (wasm, manifest) = bundled("hermes")?;
+    let digest = put(plugins.path(), "mine", &wasm, &manifest, CASE)?;
+    let order = json!({"file": "mine.wasm", "sha256": digest, "shadow_seconds": 0});
+    let live = post(&server, "/plugins/m/output", KEY, &order)?;
+    assert_eq!((live.status, live.json()["state"].as_str()), (200, Some("live")), "{}", live.text);
+    assert_eq!(answer(&server)?, (String::new(), "f".into()));
+    let listed = server.get("/plugins")?;
+    assert_eq!(listed.status, 401, "the list is for who has a key");
+    let back = post(&server, "/plugins/m/output/rollback", KEY, &json!({}))?;
+    assert_eq!(back.json()["state"], "rolled-back", "{}", back.text);
+    assert_eq!(answer(&server)?.1, "");
+    Ok(())
+}
+
+/// In the shadow period clients get the live stage's answers; a candidate that reads them otherwise is refused.
+#[test]
+fn differences_in_the_shadow_period_refuse() -> anyhow::Result<()> {
+    let (server, plugins) = server("kimi_k2", json!({"text": CALL}))?;
+    let (wasm, manifest) = bundled("hermes")?;
+    let digest = put(plugins.path(), "mine", &wasm, &manifest, CASE)?;
+    let order = json!({"file": "mine.wasm", "sha256": digest, "shadow_seconds": 60, "shadow_streams": 3});
+    let verdict = std::thread::scope(|scope| {
+        let exchange = scope.spawn(|| post(&server, "/plugins/m/output", KEY, &order));
+        while !exchange.is_finished() {
+            assert_eq!(answer(&server).map(|(_, call)| call).unwrap_or_default(), "");
+        }
+        exchange.join().expect("no panic")
+    })?;
+    assert_eq!(verdict.status, 422, "{}", verdict.text);
+    assert!(verdict.error_message().contains("came out differently"), "{}", verdict.text);
+    assert_eq!(answer(&server)?.1, "");
+    Ok(())
+}
+
+/// A stage that begins to trap when it is live is taken back by itself, and no client loses text meanwhile.
+#[test]
+fn a_stage_that_traps_is_taken_back() -> anyhow::Result<()> {
+    let text = "word ".repeat(300);
+    let (server, plugins) = server("kimi_k2", json!({"text": text}))?;
+    let wasm = std::fs::read(testkit::repository().join("plugins/fixtures/dist/output.wasm"))?;
+    let manifest = "name = \"hostile-output\"\nversion = \"0.1.0\"\nkind = \"output\"\nwit = \"tokenloom:output@0.1.0\"\n\
+                    [settings]\nfaults = \"feed=trap@200\"\n";
+    let case = r#"{"id": "own", "area": "tool", "title": "Text passes", "input": {"tools": [], "tool_choice": "none", "deltas": ["some ", "text"], "engine_finish_reason": "stop"}, "expected": {"content": "some text", "finish_reason": "stop"}}"#;
+    let digest = put(plugins.path(), "trap", &wasm, manifest, case)?;
+    let order = json!({"file": "trap.wasm", "sha256": digest, "shadow_seconds": 0});
+    let live = post(&server, "/plugins/m/output", KEY, &order)?;
+    assert_eq!(live.status, 200, "{}", live.text);
+    let state = || -> anyhow::Result<String> {
+        let listed = agent_get(&server)?;
+        let rows = listed["data"].as_array().cloned().unwrap_or_default();
+        let state = rows.iter().find_map(|row| row["exchange"]["state"].as_str());
+        Ok(state.unwrap_or_default().to_owned())
+    };
+    let started = Instant::now();
+    while state()? != "rolled-back" {
+        assert_eq!(answer(&server)?.0, text, "all text arrives");
+        assert!(started.elapsed() < Duration::from_secs(30), "it was not taken back");
+    }
+    assert_eq!(answer(&server)?.0, text);
+    Ok(())
+}
+
+fn agent_get(server: &TestServer) -> anyhow::Result<Value> {
+    Ok(server.get_with("/plugins", &[("authorization", "Bearer user-key")])?.json())
+}

@@ -240,7 +240,8 @@ async fn streams_are_kept_too() {
 /// Another tenant's answers are not there, by whatever road.
 #[tokio::test]
 async fn tenants_do_not_meet() {
-    let row = |sha256: &str, tenant: &str| KeyRow { sha256: sha256.into(), tenant: tenant.into(), weight: 1.0, admin: false };
+    let row =
+        |sha256: &str, tenant: &str| KeyRow { sha256: sha256.into(), tenant: tenant.into(), weight: 1.0, admin: false };
     let keys = Keys::new(&[
         row("2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", "one"),
         row("35224d0d3465d74e855f8d69a136e79c744ea35a675d3393360a327cbf6359a2", "two"),

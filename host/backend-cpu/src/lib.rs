@@ -8,7 +8,7 @@
 //! (`in_flight` is 1) and nothing is late: the device time of a step is measured where it is spent.
 //!
 //! Keys and values are kept as f16 by the fast interpreter (half the memory and half the reading; the rounding, 2^-11 of
-//! each element, is an order of magnitude below that of int8 activations) and as f32 by the exact one.
+//! each element, is that of the 12-bit activations) and as f32 by the exact one.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod batch;
@@ -45,7 +45,7 @@ use crate::state::States;
 /// How numbers are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Numerics {
-    /// The fast kernels: int8 activations for quantised weights, f32 for float weights; keys and values in f16.
+    /// The fast kernels: 12-bit activations for quantised weights, f32 for float weights; keys and values in f16.
     #[default]
     Fast,
     /// Plain fp32 loops.

@@ -52,8 +52,8 @@ fn check_texts(model: ModelSpec, reference: &Path, numerics: Numerics, margin_mi
 
 const MIXES: [&str; 3] = ["kquant-q4_k_m", "kquant-q5_k_m", "kquant-q6_k"];
 
-/// What rounding activations to int8 does to these logits, relative to their size of about 3.
-const FAST_ERROR: f64 = 0.04;
+/// What rounding activations to 12 bits does to these logits, relative to their size of about 3.
+const FAST_ERROR: f64 = 0.004;
 
 #[test]
 fn quantised_models_give_their_text() {
@@ -103,8 +103,9 @@ fn smollm2_says_what_it_says_elsewhere() {
         return;
     };
     let spec = model::load(&path).expect("a model").spec;
-    // llama.cpp's own int8 rounding takes other words at margins of up to 0.217 in these texts (`rounded`).
-    let equal = check_texts(spec, &data("smollm2.json"), Numerics::Fast, 0.2);
+    // The reference is f32. Rounding activations to 8 bits takes other words at margins of up to 0.217 in these texts
+    // (`rounded`, llama.cpp's own): 12 bits are needed to pass.
+    let equal = check_texts(spec, &data("smollm2.json"), Numerics::Fast, EXACT_MARGIN);
     println!("{equal} of 20 texts equal");
-    assert!(equal >= 5, "only {equal} of 20 texts are equal to the end");
+    assert!(equal >= 18, "only {equal} of 20 texts are equal to the end");
 }

@@ -54,6 +54,14 @@ fn damaged_weights_and_foreign_operations_are_refused() {
         spec.weights[0] = Weight::new(name, WeightType::F32, rows, cols, SharedBytes::from_vec(bytes)).expect("whole");
     });
     assert_eq!(nan, "weight `token_embd.weight`: row 1 holds a number that is not finite; the file is damaged");
+    let scale = refused(|spec| {
+        // Rows of two blocks of 34 bytes, each of which begins with its f16 scale.
+        let mut bytes = vec![0; spec.weights[0].rows * 68];
+        bytes[3 * 68 + 34..][..2].copy_from_slice(&[0x01, 0xfe]);
+        let Weight { rows, cols, name, .. } = spec.weights[0].clone();
+        spec.weights[0] = Weight::new(name, WeightType::Q8_0, rows, cols, SharedBytes::from_vec(bytes)).expect("whole");
+    });
+    assert_eq!(scale, "weight `token_embd.weight`: row 3 holds a scale that is not finite; the file is damaged");
     let shape = refused(|spec| spec.hidden = 32);
     assert_eq!(shape, "weight `token_embd.weight`: is 256 by 64, the operation needs 256 by 32");
     let tap = refused(|spec| spec.ops.insert(1, BlockOp::Tap { layer: 0 }));

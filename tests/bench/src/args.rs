@@ -36,6 +36,11 @@ pub enum Cell {
 }
 
 impl Args {
+    /// Tokens of each stream that are timed in a decode cell.
+    pub fn timed_tokens(&self) -> usize {
+        if self.quick { 8 } else { 64 }
+    }
+
     pub fn parse(words: impl Iterator<Item = String>) -> Result<Self> {
         let mut words = words;
         let mut model = None;

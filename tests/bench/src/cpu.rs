@@ -19,11 +19,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
 use crate::args::{Args, Cell};
-use crate::peak::{read_gb_per_s, vnni_gop_per_s};
-
-/// Tokens of each stream that are timed.
-const TIMED_TOKENS: usize = 64;
-const TIMED_TOKENS_QUICK: usize = 8;
+use crate::peak::{amx_gop_per_s, read_gb_per_s, vnni_gop_per_s};
 
 pub fn run(args: &Args) -> Result<Value> {
     let mut rows = Vec::new();
@@ -44,18 +40,26 @@ pub fn run(args: &Args) -> Result<Value> {
                     if matches!(cell, Cell::Decode { .. }) {
                         let bytes = bench.weight_bytes;
                         let reads = *bandwidth.get_or_insert_with(|| read_gb_per_s(bytes, threads));
-                        // Each step reads every weight once, for all streams together.
-                        let used = bytes as f64 * rate / streams as f64 / 1e9;
-                        row["weights_gb_per_s"] = json!(tenth(used));
+                        // Each step reads every weight once for all streams together, and each stream its keys and values.
+                        let weights = bytes as f64 * rate / streams as f64 / 1e9;
+                        let tokens = f64::from(context) + args.timed_tokens() as f64 / 2.0;
+                        let kv = bench.kv_bytes_per_token as f64 * tokens * rate / 1e9;
+                        row["weights_gb_per_s"] = json!(tenth(weights));
+                        row["kv_gb_per_s"] = json!(tenth(kv));
                         row["memory_gb_per_s"] = json!(tenth(reads));
-                        row["bandwidth_share_percent"] = json!(tenth(used / reads * 100.0));
+                        row["bandwidth_share_percent"] = json!(tenth((weights + kv) / reads * 100.0));
                     } else {
-                        let vnni = *peak.get_or_insert_with(|| vnni_gop_per_s(threads));
+                        let (vnni, amx) =
+                            *peak.get_or_insert_with(|| (vnni_gop_per_s(threads), amx_gop_per_s(threads)));
+                        let share =
+                            |used: f64, peak: f64| json!(if peak > 0.0 { tenth(used / peak * 100.0) } else { 0.0 });
                         let used = bench.token_operations as f64 * rate / 1e9;
                         row["products_gop_per_s"] = json!(tenth(used));
                         row["vnni_gop_per_s"] = json!(tenth(vnni));
                         // A processor with a unit for tiles may pass 100 %.
-                        row["vnni_share_percent"] = json!(if vnni > 0.0 { tenth(used / vnni * 100.0) } else { 0.0 });
+                        row["vnni_share_percent"] = share(used, vnni);
+                        row["amx_gop_per_s"] = json!(tenth(amx));
+                        row["amx_share_percent"] = share(used, amx);
                     }
                 }
                 Err(reason) => row["left_out"] = json!(reason),
@@ -82,6 +86,7 @@ struct Bench {
     room: u32,
     timed: usize,
     weight_bytes: u64,
+    kv_bytes_per_token: u64,
     /// Multiplications and additions in the products of one token of a prompt; attention and the head, which only the
     /// last token needs, are left out.
     token_operations: usize,
@@ -92,7 +97,7 @@ impl Bench {
     fn open(args: &Args, threads: usize, cell: Cell) -> Result<Result<Self, String>> {
         let spec = spec_of(args)?;
         let token_operations = token_operations(&spec);
-        let timed = if args.quick { TIMED_TOKENS_QUICK } else { TIMED_TOKENS };
+        let timed = args.timed_tokens();
         let (_, streams, prompt) = cell.shape();
         // The first stream decodes while the others are prefilled, at worst a few tokens of prompt a step.
         let wanted = timed as u32 + if streams > 1 { prompt * (streams as u32 - 1) / 4 } else { 8 };
@@ -113,7 +118,15 @@ impl Bench {
         let config = EngineConfig { prefix_cache: false, ..EngineConfig::new("bench") };
         let parts = EngineParts { backend: Box::new(backend), policy: None, config };
         let engine = engine::start(parts, &mut Registry::default())?;
-        Ok(Ok(Self { engine, cell, room, timed, weight_bytes: plan.weights, token_operations }))
+        Ok(Ok(Self {
+            engine,
+            cell,
+            room,
+            timed,
+            weight_bytes: plan.weights,
+            kv_bytes_per_token: plan.kv_bytes_per_token,
+            token_operations,
+        }))
     }
 
     /// Tokens a second of every round, in order of size.

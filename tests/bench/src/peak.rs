@@ -12,9 +12,72 @@ pub fn read_gb_per_s(bytes: u64, threads: usize) -> f64 {
     let part = words.len().div_ceil(threads).max(1);
     let parts: Vec<&[u64]> = words.chunks(part).collect();
     let sum = |i: usize| {
-        black_box(parts[i].iter().fold(0u64, |sum, word| sum.wrapping_add(*word)));
+        let mut sums = [0u64; 8];
+        for line in parts[i].as_chunks::<8>().0 {
+            prefetch(line.as_ptr().wrapping_add(PREFETCH_WORDS));
+            sums.iter_mut().zip(line).for_each(|(sum, word)| *sum = sum.wrapping_add(*word));
+        }
+        black_box(sums);
     };
     bytes as f64 / best_seconds(parts.len(), sum) / 1e9
+}
+
+/// As far ahead as the processor's own prefetching does not reach: a page.
+const PREFETCH_WORDS: usize = 512;
+
+fn prefetch(at: *const u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address is allowed and never faults.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// Operations a second of byte products of whole tiles (AMX) in registers alone, in 10^9; 0 where there are none.
+pub fn amx_gop_per_s(threads: usize) -> f64 {
+    /// Each is four products of 16 x 16 x 64.
+    const ROUNDS: usize = 200_000;
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::asm;
+        // Detecting it also asks the system for the right to use it.
+        if backend_cpu::kernels::Isa::detect().has_tiles() {
+            #[repr(C, align(64))]
+            struct Config([u8; 64]);
+            let mut config = Config([0; 64]);
+            config.0[0] = 1;
+            for register in 0..8 {
+                config.0[16 + 2 * register] = 64;
+                config.0[48 + register] = 16;
+            }
+            let config = &config;
+            let seconds = best_seconds(threads, |_| {
+                // SAFETY: the unit is there; the configuration has 8 registers of 16 rows of 64 bytes; registers are
+                // used between the first and the last instruction only.
+                unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, readonly)) };
+                for _ in 0..ROUNDS {
+                    // SAFETY: as above.
+                    unsafe {
+                        asm!(
+                            "tdpbusd tmm0, tmm4, tmm5",
+                            "tdpbusd tmm1, tmm4, tmm5",
+                            "tdpbusd tmm2, tmm4, tmm5",
+                            "tdpbusd tmm3, tmm4, tmm5",
+                            options(nostack, nomem)
+                        );
+                    }
+                }
+                // SAFETY: as above.
+                unsafe { asm!("tilerelease", options(nostack, nomem)) };
+            });
+            return (threads * ROUNDS * 4 * 2 * 16 * 16 * 64) as f64 / seconds / 1e9;
+        }
+    }
+    let _ = (threads, ROUNDS);
+    0.0
 }
 
 /// Operations a second of 64-byte dot products (VNNI) in registers alone, in 10^9; 0 where there are none.

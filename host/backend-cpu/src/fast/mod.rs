@@ -1,4 +1,4 @@
-//! The interpreter that serves: packed weights, int8 activation rows, f16 keys and values, all threads.
+//! The interpreter that serves: packed weights, 12-bit activation rows, f16 keys and values, all threads.
 //!
 //! Each operation is one to three phases, and a phase is cut into items that threads take in turn. No item's result
 //! depends on which thread took it or what else was in the batch. Memory is made at load for the largest step.

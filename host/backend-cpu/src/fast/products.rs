@@ -6,7 +6,7 @@ use backend::weights::WeightId;
 use super::{Fast, GATE_GRAINS_MAX, Lane, each};
 use crate::kernels::delta::gate;
 use crate::kernels::matmul::{Store, matmul};
-use crate::kernels::{Isa, OutCols, PackedWeight, QuantRows, ROW_GRAIN, elementwise};
+use crate::kernels::{Isa, OutCols, PackedWeight, QuantRows, ROW_GRAIN};
 use crate::pool::{Panicked, Shares, ThreadPool, Tickets};
 
 /// Outputs that a thread takes at once, in grains; a multiple of the widest kernel's need.
@@ -39,15 +39,11 @@ impl Fast {
     ) -> Result<(), Panicked> {
         let (isa, hidden, eps) = (self.isa, self.hidden, self.norm_eps);
         let (h, acts, norm) = (&self.h, &self.acts, &self.vectors[norm.0 as usize]);
-        let lanes = Shares::new(&mut self.lanes);
-        each(&mut self.pool, count, |thread, i| {
-            // SAFETY: each thread uses its own lane.
-            let lane = &mut unsafe { lanes.get(thread..thread + 1) }[0];
+        each(&mut self.pool, count, |_, i| {
             let row = source(i);
-            let out = &mut lane.row[..hidden];
-            elementwise::rms_norm(isa, &h[row * hidden..(row + 1) * hidden], norm, eps, out);
+            let values = &h[row * hidden..(row + 1) * hidden];
             // SAFETY: each row is one item, and nobody reads the rows before this phase is over.
-            unsafe { acts.shared_writer() }.put(isa, i, 0, out);
+            unsafe { acts.shared_writer() }.put_rms_norm(isa, i, values, norm, eps);
         })
     }
 
@@ -144,11 +140,9 @@ impl Fast {
                     let mut out = OutCols::new(out, width, 0..width);
                     matmul(isa, weight, acts, outputs.clone(), &mut out, Store::Set, scratch);
                 }
-                for (row, (gate, up)) in gates.chunks_exact(width).zip(ups.chunks_exact_mut(width)).enumerate() {
-                    let mut out = [0.0; GATE_GRAINS_MAX * ROW_GRAIN];
-                    elementwise::silu_mul(isa, gate, up, &mut out[..width]);
+                for (row, (gate, up)) in gates.chunks_exact(width).zip(ups.chunks_exact(width)).enumerate() {
                     // SAFETY: these columns of every row are this ticket's, and nobody reads them in this phase.
-                    unsafe { ffn_acts.shared_writer() }.put(isa, row, outputs.start, &out[..width]);
+                    unsafe { ffn_acts.shared_writer() }.put_silu_mul(isa, row, outputs.start, gate, up);
                 }
             }
         })

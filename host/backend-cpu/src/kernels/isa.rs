@@ -33,6 +33,11 @@ impl Isa {
         Level::BEST_FIRST.into_iter().filter(|level| level.available()).map(Self).collect()
     }
 
+    /// Whether products of many rows run on the tile unit.
+    pub fn has_tiles(self) -> bool {
+        self.0 == Level::Amx
+    }
+
     pub fn name(self) -> &'static str {
         match self.0 {
             Level::Amx => "avx512-vnni with amx-int8",

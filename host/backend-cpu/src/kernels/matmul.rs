@@ -24,13 +24,13 @@ pub enum Store {
     Add,
 }
 
-/// Activations that one pass over a weight's tiles keeps in the second-level cache, in int8 bytes: half of the 1 MiB
-/// or more that processors with AVX-512 have.
+/// Activations that one pass over a weight's tiles keeps in the second-level cache, in bytes: half of the 1 MiB or more
+/// that processors with AVX-512 have.
 const PASS_BYTES: usize = 512 << 10;
 
 /// Bytes of scratch that [`matmul`] needs.
 pub fn scratch_bytes(weight: &PackedWeight) -> usize {
-    if weight.reads().int8 { (weight.cols() / BLOCK) * EXPANDED_BYTES } else { 0 }
+    if weight.reads().codes { (weight.cols() / BLOCK) * EXPANDED_BYTES } else { 0 }
 }
 
 struct Job<'a> {
@@ -85,7 +85,10 @@ pub fn matmul(
     assert_eq!(acts.cols(), cols, "activation columns for {weight:?}");
     assert_eq!((out.rows(), out.cols()), (acts.rows(), outputs.len()), "output rows and columns for {weight:?}");
     let (reads, has) = (weight.reads(), acts.forms());
-    assert!((has.int8 || !reads.int8) && (has.float || !reads.float), "{weight:?} reads {reads:?}, rows are {has:?}");
+    assert!(
+        (has.codes || !reads.codes) && (has.halves || !reads.halves) && (has.float || !reads.float),
+        "{weight:?} reads {reads:?}, rows are {has:?}"
+    );
     if outputs.is_empty() || acts.rows() == 0 {
         return;
     }
@@ -129,7 +132,21 @@ macro_rules! formats {
                     // SAFETY: the caller's promises.
                     unsafe { expand::<S, _>(&tile, job.weight.cols() / BLOCK, job.scratch) }
                 }
-                entry!(pub(super) unsafe fn expand_tile = expand_on(job: &Job<'_>, t: usize));
+                entry!(unsafe fn expand_tile = expand_on(job: &Job<'_>, t: usize));
+
+                /// # Safety
+                /// As `expand_on`; `twice` only for the tile unit.
+                pub(super) unsafe fn expand_to(isa: Isa, job: &Job<'_>, t: usize, twice: bool) {
+                    #[cfg(target_arch = "x86_64")]
+                    if twice {
+                        let tile = PackedTile::<$marker>::new(job.weight, t);
+                        // SAFETY: the caller's promises; the tile unit comes with AVX-512.
+                        return unsafe { amx::expand_twice(&tile, job.weight.cols() / BLOCK, job.scratch) };
+                    }
+                    let _ = twice;
+                    // SAFETY: the caller's promises.
+                    unsafe { expand_tile(isa, job, t) }
+                }
             }
         )+
 
@@ -144,7 +161,7 @@ macro_rules! formats {
                         WeightType::$ty if rows <= $marker::DIRECT_ROWS.min(direct_rows(isa)) => {
                             $name::direct(isa, job)
                         }
-                        WeightType::$ty => expanded(isa, job, $marker::SPEC, $name::expand_tile),
+                        WeightType::$ty => expanded(isa, job, $marker::SPEC, $name::expand_to),
                     )+
                     WeightType::F32 => f32_tiles(isa, job),
                     WeightType::F16 => f16_tiles(isa, job),
@@ -157,13 +174,14 @@ macro_rules! formats {
 }
 
 // The number is how many rows read the packed tile directly. Expanding costs about as much as one and a half rows, so
-// it pays from three rows on where the program is not to grow; Q4_1 has a kernel for each number.
+// it pays from three rows on where the program is not to grow; Q4_1 has a kernel for each number, and so has Q8_0, whose
+// expanded tiles would be copies.
 formats! {
     Q4_0 Q40 2 q4_0,
     Q4_1 Q41 16 q4_1,
     Q5_0 Q50 2 q5_0,
     Q5_1 Q51 2 q5_1,
-    Q8_0 Q80 2 q8_0,
+    Q8_0 Q80 16 q8_0,
     Q4_K Q4K 2 q4_k,
     Q5_K Q5K 2 q5_k,
     Q6_K Q6K 2 q6_k,
@@ -190,27 +208,29 @@ unsafe fn direct<S: Simd, F: Format, const MOST: usize>(job: &Job<'_>) {
 ///
 /// # Safety
 /// The job's tiles, groups, output and scratch are valid for it; `expand` is its format's.
-unsafe fn expanded(isa: Isa, job: &Job<'_>, spec: Spec, expand: unsafe fn(Isa, &Job<'_>, usize)) {
+unsafe fn expanded(isa: Isa, job: &Job<'_>, spec: Spec, expand: unsafe fn(Isa, &Job<'_>, usize, bool)) {
     let rows = job.acts.rows();
-    let pass = (PASS_BYTES / job.weight.cols() / GROUP_ROWS).max(1) * GROUP_ROWS;
+    let pass = (PASS_BYTES / (2 * job.weight.cols()) / GROUP_ROWS).max(1) * GROUP_ROWS;
     #[cfg(target_arch = "x86_64")]
     // SAFETY: such an `Isa` exists only where the unit does.
-    let unit = (isa.0 == Level::Amx && rows >= amx::ROWS_MIN).then(|| unsafe { amx::Unit::new(rows, spec.subs) });
+    let unit =
+        (isa.0 == Level::Amx && rows >= amx::ROWS_MIN).then(|| unsafe { amx::Unit::new(rows, amx::Form::of(&spec)) });
     for start in (0..rows).step_by(pass) {
         let rows = start..rows.min(start + pass);
         for t in job.tiles() {
             // SAFETY: the caller's promises.
             unsafe {
-                expand(isa, job, t);
                 #[cfg(target_arch = "x86_64")]
                 if let Some(unit) = &unit {
-                    match (spec.subs, spec.mins) {
-                        (2, _) => unit_rows::<2, false>(unit, job, t, rows.clone()),
-                        (_, true) => unit_rows::<1, true>(unit, job, t, rows.clone()),
-                        _ => unit_rows::<1, false>(unit, job, t, rows.clone()),
+                    expand(isa, job, t, unit.form == amx::Form::Twice);
+                    if spec.mins {
+                        unit_rows::<true>(unit, job, t, rows.clone());
+                    } else {
+                        unit_rows::<false>(unit, job, t, rows.clone());
                     }
                     continue;
                 }
+                expand(isa, job, t, false);
                 match (spec.subs, spec.mins) {
                     (2, _) => two_scales(isa, job, t, rows.clone()),
                     (_, true) => with_minima(isa, job, t, rows.clone()),
@@ -232,20 +252,15 @@ fn direct_rows(isa: Isa) -> usize {
 }
 
 /// # Safety
-/// The job is valid; its scratch holds tile `t` expanded; `rows` starts with a group; the unit is set up for as many,
-/// and for `SUBS`.
+/// The job is valid; its scratch holds tile `t` expanded in the unit's form; `rows` starts with a group; the unit is set
+/// up for as many.
 #[cfg(target_arch = "x86_64")]
-unsafe fn unit_rows<const SUBS: usize, const MINS: bool>(
-    unit: &amx::Unit,
-    job: &Job<'_>,
-    t: usize,
-    rows: Range<usize>,
-) {
+unsafe fn unit_rows<const MINS: bool>(unit: &amx::Unit, job: &Job<'_>, t: usize, rows: Range<usize>) {
     let blocks = job.weight.cols() / BLOCK;
     for first in rows.step_by(GROUP_ROWS) {
         let (group, target) = (job.acts.group(first), job.target(t, first));
         // SAFETY: the caller's promises; rows are kept with what the unit reads beyond them.
-        unsafe { unit.group::<SUBS, MINS>(job.scratch, blocks, &group, &target) }
+        unsafe { unit.group::<MINS>(job.scratch, blocks, &group, &target) }
     }
 }
 

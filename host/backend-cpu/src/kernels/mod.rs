@@ -7,7 +7,7 @@
 //! Shapes and units
 //! - A [`PackedWeight`] is `rows` outputs by `cols` inputs, cut into tiles of [`TILE_ROWS`] outputs. `cols` is a
 //!   multiple of 32 for block formats. The packed size is that of the file, plus a few percent for some formats.
-//! - [`QuantRows`] holds up to `max_rows` activation rows, as int8 blocks of 32 with one scale each and, where a float
+//! - [`QuantRows`] holds up to `max_rows` activation rows, as 12-bit codes in blocks of 32 with one scale each and, where a float
 //!   weight reads them, as f32.
 //! - [`matmul::matmul`] writes `out[m][n] = sum_k w[n][k] x[m][k]` for the outputs `n` that the calling thread owns:
 //!   ranges start at multiples of [`TILE_ROWS`], best at multiples of [`ROW_GRAIN`]. The result of one (row, output)
@@ -48,7 +48,7 @@ pub const TILE_ROWS: usize = 16;
 /// Best granularity of a thread's outputs: two tiles, which is also one activation block of the next operation.
 pub const ROW_GRAIN: usize = 32;
 
-/// Activations per int8 scale.
+/// Activations per scale.
 pub const BLOCK: usize = 32;
 
 /// Activation rows that one read of the weights serves.

@@ -103,8 +103,8 @@ impl PackedWeight {
 
     /// The form in which this weight reads activations.
     pub fn reads(&self) -> RowForms {
-        let int8 = Spec::of(self.ty).is_some();
-        RowForms { int8, float: !int8 }
+        let spec = Spec::of(self.ty);
+        RowForms { codes: spec.is_some(), halves: spec.is_some_and(|spec| spec.subs == 2), float: spec.is_none() }
     }
 
     /// Distance of tiles.

@@ -1,26 +1,38 @@
 //! Activation rows, quantised once for all weights that read them.
 //!
 //! Rows are kept in groups of [`GROUP_ROWS`], and inside a group block by block, so that the kernel that serves a whole
-//! group reads one stream: `codes[group][block][row][32]`, `scales[group][block][row]`, and so on; the last group is as
+//! group reads one stream: `codes[group][block][row][2][32]`, `scales[group][block][row]`, and so on; the last group is as
 //! wide as it has rows.
+//!
+//! A code has 12 bits, in two bytes: 16 times a high part, which is what an int8 code would be, and a low part. One byte
+//! alone moves the logits of a small model by tenths; the second costs little, since weights decide how long a product
+//! takes, and the tile unit sums 64 products as fast as 32.
 
 use super::buffer::Buffer;
 use super::elementwise::{inverse_rms, silu};
 use super::simd::{LANES, Simd, entry};
 use super::{BLOCK, GROUP_ROWS, Isa};
 
+/// Bytes of a block's codes.
+pub(super) const CODE_BYTES: usize = 2 * BLOCK;
+
+/// The largest code: 16 times the largest high part.
+const CODE_MAX: f32 = 16.0 * 127.0;
+
 /// Which forms of the rows are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RowForms {
-    /// int8 codes with `scale = max|x| / 127` for each block of 32: for block formats.
-    pub int8: bool,
+    /// 12-bit codes with `scale = max|x| / 2032` for each block of 32: for block formats.
+    pub codes: bool,
+    /// Sums of half blocks too: for formats with two scales in a block.
+    pub halves: bool,
     /// f32: for F32, F16 and BF16 weights.
     pub float: bool,
 }
 
 impl RowForms {
     pub fn and(self, other: Self) -> Self {
-        Self { int8: self.int8 || other.int8, float: self.float || other.float }
+        Self { codes: self.codes || other.codes, halves: self.halves || other.halves, float: self.float || other.float }
     }
 }
 
@@ -53,17 +65,17 @@ impl QuantRows {
     pub fn new(max_rows: usize, max_cols: usize, forms: RowForms) -> Self {
         let blocks = max_rows * max_cols.div_ceil(BLOCK);
         // Kernels that always compute whole groups read beyond the last one.
-        let int8 = |bytes: usize| Buffer::zeroed(if forms.int8 { (blocks + GROUP_ROWS) * bytes } else { 0 });
+        let coded = |bytes: usize| Buffer::zeroed(if forms.codes { (blocks + GROUP_ROWS) * bytes } else { 0 });
         Self {
             forms,
             max_rows,
             max_cols,
             rows: 0,
             cols: 0,
-            codes: int8(BLOCK),
-            scales: int8(4),
-            sums: int8(4),
-            biases: int8(12),
+            codes: coded(CODE_BYTES),
+            scales: coded(4),
+            sums: coded(4),
+            biases: coded(12),
             floats: Buffer::zeroed(if forms.float { blocks * BLOCK * 4 } else { 0 }),
         }
     }
@@ -71,7 +83,7 @@ impl QuantRows {
     /// Sets the shape; what the rows held before means nothing afterwards.
     ///
     /// # Panics
-    /// When the shape is larger than the memory, or `cols` is not whole blocks while int8 rows are kept.
+    /// When the shape is larger than the memory, or `cols` is not whole blocks.
     pub fn set_shape(&mut self, rows: usize, cols: usize) {
         assert!(rows <= self.max_rows && cols <= self.max_cols, "{rows} x {cols} rows");
         assert!(cols.is_multiple_of(BLOCK), "{cols} columns are not whole blocks of {BLOCK}");
@@ -115,7 +127,7 @@ impl QuantRows {
         let blocks = first * (self.cols / BLOCK);
         let rows = (self.rows - first).min(GROUP_ROWS);
         Group {
-            codes: self.codes.ptr().cast::<i8>().wrapping_add(blocks * BLOCK),
+            codes: self.codes.ptr().cast::<i8>().wrapping_add(blocks * CODE_BYTES),
             scales: self.scales.ptr().cast::<f32>().wrapping_add(blocks),
             sums: self.sums.ptr().cast::<f32>().wrapping_add(blocks),
             biases: self.biases.ptr().cast::<i32>().wrapping_add(blocks * 3),
@@ -135,26 +147,28 @@ impl QuantRows {
         }
     }
 
-    /// int8 codes and the scale of one block, for tests.
-    pub fn block(&self, row: usize, block: usize) -> ([i8; BLOCK], f32) {
-        assert!(self.forms.int8 && row < self.rows && block < self.cols / BLOCK);
+    /// Codes and the scale of one block, for tests.
+    pub fn block(&self, row: usize, block: usize) -> ([i16; BLOCK], f32) {
+        assert!(self.forms.codes && row < self.rows && block < self.cols / BLOCK);
         let at = self.place(row, block).block;
         // SAFETY: the row and block exist, so `at` is below the block count that the buffers were made for.
-        unsafe { (*self.codes.ptr().cast::<[i8; BLOCK]>().add(at), *self.scales.ptr().cast::<f32>().add(at)) }
+        let ([high, low], scale) =
+            unsafe { (*self.codes.ptr().cast::<[[i8; BLOCK]; 2]>().add(at), *self.scales.ptr().cast::<f32>().add(at)) };
+        (std::array::from_fn(|k| 16 * i16::from(high[k]) + i16::from(low[k])), scale)
     }
 }
 
 /// Pointers to one group of rows: `rows` is 1 to 16.
 #[derive(Clone, Copy)]
 pub(super) struct Group {
-    /// `[block][row][32]`
+    /// `[block][row][2][32]`: high parts, then low ones.
     pub codes: *const i8,
     /// `[block][row]`
     pub scales: *const f32,
     /// `[block][row]`: scale times the sum of the codes, for formats with a minimum.
     pub sums: *const f32,
-    /// `[block][row][3]`: minus 128 times the sum of all codes, of the first and of the last 16; for codes that are
-    /// kept with an offset of 128.
+    /// `[block][row][3]`: minus 8 times the sum of all codes, and where they are kept those of the first and of the last 16: a sixteenth of what weights
+    /// with an offset of 128 add too much.
     pub biases: *const i32,
     /// `[col][row]`
     pub floats: *const f32,
@@ -299,7 +313,7 @@ unsafe fn put_blocks<S: Simd>(rows: &QuantRows, row: usize, blocks: std::ops::Ra
         // SAFETY: the caller's promises; `place` is inside every buffer because the row and the block exist.
         unsafe {
             let (low, high) = (values.get(i * BLOCK), values.get(i * BLOCK + LANES));
-            if rows.forms.int8 {
+            if rows.forms.codes {
                 quantise::<S>(rows, place.block, low, high);
             }
             if rows.forms.float {
@@ -315,7 +329,7 @@ unsafe fn put_blocks<S: Simd>(rows: &QuantRows, row: usize, blocks: std::ops::Ra
     }
 }
 
-/// Symmetric int8: `scale = max|x| / 127`, codes rounded to nearest even.
+/// Symmetric: `scale = max|x| / 2032`, codes rounded to nearest even.
 ///
 /// # Safety
 /// The processor has `S` and `at` is a block of the buffers that nobody else uses.
@@ -323,27 +337,32 @@ unsafe fn put_blocks<S: Simd>(rows: &QuantRows, row: usize, blocks: std::ops::Ra
 unsafe fn quantise<S: Simd>(rows: &QuantRows, at: usize, low: S::F, high: S::F) {
     // SAFETY: the buffers hold block `at`.
     unsafe {
-        let (abs_low, abs_high) = (S::abs(low), S::abs(high));
-        let largest = S::max_lanes(S::max(abs_low, abs_high));
-        // A NaN is not seen by `max`, but it is by a sum.
-        let finite = S::sum(S::add(abs_low, abs_high)).is_finite();
-        let inverse = if largest > 0.0 && finite { 127.0 / largest } else { 0.0 };
-        // 127 / largest overflows for tiny blocks: they are zero.
+        let largest = f32::from_bits(S::max_abs_bits(low, high));
+        let finite = largest.is_finite();
+        let inverse = if largest > 0.0 && finite { CODE_MAX / largest } else { 0.0 };
+        // The quotient overflows for tiny blocks: they are zero.
         let inverse = if inverse.is_finite() { inverse } else { 0.0 };
-        let scale = if finite { largest / 127.0 } else { f32::NAN };
+        let scale = if finite { largest / CODE_MAX } else { f32::NAN };
         let by = S::splat(inverse);
-        let codes = rows.codes.ptr().cast::<i8>().add(at * BLOCK);
+        let codes = rows.codes.ptr().cast::<i8>().add(at * CODE_BYTES);
         let zero = S::splat(0.0);
         let (low, high) = if finite { (S::round(S::mul(low, by)), S::round(S::mul(high, by))) } else { (zero, zero) };
-        S::store_i8(codes, low);
-        S::store_i8(codes.add(16), high);
+        for (half, x) in [(0, low), (LANES, high)] {
+            // Between -127 and 127, which leaves -8 to 8.
+            let upper = S::round(S::mul(x, S::splat(1.0 / 16.0)));
+            S::store_i8(codes.add(half), upper);
+            S::store_i8(codes.add(BLOCK + half), S::fma(upper, S::splat(-16.0), x));
+        }
         // Sums of at most 32 codes are exact in f32.
-        let (low, high) = (S::sum(low), S::sum(high));
+        let sum = S::sum(S::add(low, high));
         *rows.scales.ptr().cast::<f32>().add(at) = scale;
-        *rows.sums.ptr().cast::<f32>().add(at) = scale * (low + high);
+        *rows.sums.ptr().cast::<f32>().add(at) = scale * sum;
         let biases = rows.biases.ptr().cast::<i32>().add(at * 3);
-        *biases = -128 * (low + high) as i32;
-        *biases.add(1) = -128 * low as i32;
-        *biases.add(2) = -128 * high as i32;
+        *biases = -8 * sum as i32;
+        if rows.forms.halves {
+            let low = S::sum(low);
+            *biases.add(1) = -8 * low as i32;
+            *biases.add(2) = -8 * (sum - low) as i32;
+        }
     }
 }

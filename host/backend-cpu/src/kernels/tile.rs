@@ -1,7 +1,7 @@
 //! The innermost loops of [`super::matmul`]: one tile of 16 outputs against up to 16 activation rows.
 
 use super::formats::{ScaleForm, Spec};
-use super::rows::Group;
+use super::rows::{CODE_BYTES, Group};
 use super::simd::{LANES, Simd, unroll};
 use super::{BLOCK, PackedWeight};
 
@@ -24,10 +24,10 @@ pub(super) trait Format {
 /// One block of 32 inputs of a tile in registers.
 pub(super) struct Block<S: Simd> {
     /// Codes of inputs `4 g` to `4 g + 3`.
-    w: [S::W; 8],
+    pub w: [S::W; 8],
     /// Scale of the first 16 inputs and of the last, or of all.
-    d: [S::F; 2],
-    m: S::F,
+    pub d: [S::F; 2],
+    pub m: S::F,
 }
 
 /// Something that gives blocks: a packed tile, or an expanded one.
@@ -147,8 +147,8 @@ pub(super) struct ExpandedTile<const SUBS: usize, const MINS: bool> {
     pub blocks: usize,
 }
 
-/// Bytes of one block of an expanded tile.
-pub(super) const EXPANDED_BYTES: usize = 512 + 2 * 64;
+/// Room for one block of an expanded tile: its codes, for the tile unit twice, and two floats of each output.
+pub(super) const EXPANDED_BYTES: usize = 2 * 512 + 2 * 64;
 
 /// Expands a tile of `blocks` blocks.
 ///
@@ -272,7 +272,7 @@ unsafe fn dot_rows<S: Simd, B: Blocks, const M: usize>(
             let Block { w, d, m: minimum } = tile.block::<S>(block);
             let at = block * group.rows + first;
             unroll!(M, m, {
-                let codes = group.codes.add((at + m) * BLOCK);
+                let codes = group.codes.add((at + m) * CODE_BYTES);
                 let scale = S::splat(*group.scales.add(at + m));
                 let bias = group.biases.add((at + m) * 3);
                 if B::MINS {

@@ -30,6 +30,9 @@ struct Block {
     head_dim: usize,
     /// f32, otherwise f16.
     converted: bool,
+    /// The keys that are read after this page's values: they are fetched meanwhile, as the values are during the scores.
+    /// The processor's own prefetching does not go from page to page.
+    next: *const u16,
 }
 
 /// Consecutive rows and heads of the pass.
@@ -86,11 +89,13 @@ pub(super) unsafe fn part<S: Simd>(part: &Part<'_>, to: *mut f32, scratch: *mut 
             let skipped = (first_row - rows.start) * job.group;
             let start = job.shape.block_start(job.pages[page], job.kv_head);
             let stored = &job.pool[start..start + job.shape.block_len()];
-            let mut block = Block { at: stored.as_ptr().cast(), head_dim, converted: false };
+            let next = job.pages.get(page + 1).map_or(start, |&page| job.shape.block_start(page, job.kv_head));
+            let next = job.pool.as_ptr().wrapping_add(next);
+            let mut block = Block { at: stored.as_ptr().cast(), head_dim, converted: false, next };
             if count - skipped >= CONVERT_ROWS {
                 let tokens = (seen - page * PAGE).min(PAGE);
                 convert::<S>(stored, head_dim, tokens, page_f32);
-                block = Block { at: page_f32.cast_const().cast(), head_dim, converted: true };
+                block = Block { at: page_f32.cast_const().cast(), converted: true, ..block };
             }
             let mut done = skipped;
             while done < count {
@@ -205,6 +210,11 @@ unsafe fn score<S: Simd, const M: usize, const F32: bool>(block: &Block, heads: 
         let mut sums = [[S::splat(0.0); WIDE]; M];
         for d in 0..block.head_dim {
             let mut keys = [S::splat(0.0); WIDE];
+            if !F32 {
+                let values = block.at.wrapping_add(2 * (PAGE * block.head_dim + d * PAGE));
+                S::prefetch(values);
+                S::prefetch(values.wrapping_add(64));
+            }
             unroll!(WIDE, i, { keys[i] = element::<S, F32>(block, d * PAGE + i * LANES) });
             unroll!(M, r, {
                 let q = S::splat(*heads.q.add(r * heads.head_dim + d));
@@ -284,6 +294,11 @@ unsafe fn gather<S: Simd, const M: usize, const N: usize, const F32: bool>(
         });
         for t in 0..tokens {
             let mut values = [S::splat(0.0); N];
+            if !F32 {
+                let keys = block.next.wrapping_add(t * head_dim + at).cast::<u8>();
+                S::prefetch(keys);
+                S::prefetch(keys.wrapping_add(64));
+            }
             unroll!(N, i, { values[i] = element::<S, F32>(block, (PAGE + t) * head_dim + at + i * LANES) });
             unroll!(M, r, {
                 let weight = S::splat(*heads.scores.add(r * PAGE + t));

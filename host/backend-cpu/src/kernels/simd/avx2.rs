@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{BLOCK, Simd};
 
 /// AVX2 with FMA and F16C.
 #[derive(Clone, Copy)]
@@ -144,6 +144,19 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn max_abs_bits(a: F, b: F) -> u32 {
+        // SAFETY: see above.
+        unsafe {
+            let (a, b) = (Self::abs(a), Self::abs(b));
+            let (a, b) = (both!(_mm256_castps_si256, a), both!(_mm256_castps_si256, b));
+            let most = both!(_mm256_max_epu32, a, b);
+            let eight = _mm256_max_epu32(most[0], most[1]);
+            let four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
+            let two = _mm_max_epu32(four, _mm_shuffle_epi32::<0b00_00_11_10>(four));
+            _mm_cvtsi128_si32(_mm_max_epu32(two, _mm_shuffle_epi32::<1>(two))) as u32
+        }
+    }
+    #[inline(always)]
     unsafe fn max_lanes(x: F) -> f32 {
         // SAFETY: see above.
         unsafe {
@@ -239,16 +252,21 @@ impl Simd for Avx2 {
             let ones = _mm256_set1_epi16(1);
             let offset = _mm256_set1_epi8(-128);
             let mut sums = [_mm256_setzero_si256(); 2];
-            for (g, w) in w.iter().enumerate() {
-                let x = _mm256_set1_epi32(x.add(4 * g).cast::<i32>().read_unaligned());
-                for (sum, &w) in sums.iter_mut().zip(w) {
-                    let pairs = if OFFSET {
-                        let signed = _mm256_xor_si256(w, offset);
-                        _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed))
-                    } else {
-                        _mm256_maddubs_epi16(w, x)
-                    };
-                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
+            for plane in 0..2 {
+                if plane == 1 {
+                    sums = both!(_mm256_slli_epi32::<4>, sums);
+                }
+                for (g, w) in w.iter().enumerate() {
+                    let x = _mm256_set1_epi32(x.add(BLOCK * plane + 4 * g).cast::<i32>().read_unaligned());
+                    for (sum, &w) in sums.iter_mut().zip(w) {
+                        let pairs = if OFFSET {
+                            let signed = _mm256_xor_si256(w, offset);
+                            _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed))
+                        } else {
+                            _mm256_maddubs_epi16(w, x)
+                        };
+                        *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
+                    }
                 }
             }
             both!(_mm256_cvtepi32_ps, sums)

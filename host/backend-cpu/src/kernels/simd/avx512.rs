@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{BLOCK, Simd};
 
 /// AVX-512 with VNNI.
 #[derive(Clone, Copy)]
@@ -103,6 +103,14 @@ impl Simd for Avx512 {
         unsafe { _mm512_reduce_add_ps(x) }
     }
     #[inline(always)]
+    unsafe fn max_abs_bits(a: __m512, b: __m512) -> u32 {
+        // SAFETY: see above.
+        unsafe {
+            let (a, b) = (_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
+            _mm512_reduce_max_epu32(_mm512_max_epu32(a, b))
+        }
+    }
+    #[inline(always)]
     unsafe fn max_lanes(x: __m512) -> f32 {
         // SAFETY: see above.
         unsafe { _mm512_reduce_max_ps(x) }
@@ -161,8 +169,13 @@ impl Simd for Avx512 {
         unsafe {
             let mut sum = if OFFSET { _mm512_set1_epi32(bias) } else { _mm512_setzero_si512() };
             for (g, &w) in w.iter().enumerate() {
-                let x = _mm512_set1_epi32(x.add(4 * g).cast::<i32>().read_unaligned());
-                sum = _mm512_dpbusd_epi32(sum, w, x);
+                let high = _mm512_set1_epi32(x.add(4 * g).cast::<i32>().read_unaligned());
+                sum = _mm512_dpbusd_epi32(sum, w, high);
+            }
+            sum = _mm512_slli_epi32::<4>(sum);
+            for (g, &w) in w.iter().enumerate() {
+                let low = _mm512_set1_epi32(x.add(BLOCK + 4 * g).cast::<i32>().read_unaligned());
+                sum = _mm512_dpbusd_epi32(sum, w, low);
             }
             _mm512_cvtepi32_ps(sum)
         }

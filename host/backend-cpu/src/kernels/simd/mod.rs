@@ -15,6 +15,8 @@ pub(super) use avx2::Avx2;
 pub(super) use avx512::Avx512;
 pub(super) use portable::Portable;
 
+use super::BLOCK;
+
 /// Lanes of an f32 register.
 pub(super) const LANES: usize = 16;
 
@@ -65,6 +67,8 @@ pub(super) trait Simd: Copy + 'static {
     unsafe fn abs(x: Self::F) -> Self::F;
     /// Sum of the lanes, in an order that is the same for every call.
     unsafe fn sum(x: Self::F) -> f32;
+    /// The bits of the largest magnitude of the lanes of both: those of infinity for one, more for NaN.
+    unsafe fn max_abs_bits(a: Self::F, b: Self::F) -> u32;
     /// Largest lane.
     unsafe fn max_lanes(x: Self::F) -> f32;
     /// `x` in the first `count` lanes, `other` in the rest; `count` may exceed 16.
@@ -84,9 +88,10 @@ pub(super) trait Simd: Copy + 'static {
     unsafe fn lookup(table: &[u8; 16], x: Self::W) -> Self::W;
     /// Adds `value` to the bytes whose bit in `mask` is set.
     unsafe fn add_where(x: Self::W, mask: u64, value: u8) -> Self::W;
-    /// For each output: the exact integer `bias + sum over g and i < 4 of w[g][4 output + i] x[4 g + i]`, as f32. With
-    /// `OFFSET` the codes count from 128, and `bias` is minus 128 times the sum of the activations; without it they are
-    /// below 64 and `bias` is 0. Reads `4 w.len()` activations, which are at least -127.
+    /// For each output: the exact integer `16 bias + sum over g and i < 4 of w[g][4 output + i] x[4 g + i]`, as f32,
+    /// where an activation is `x[k] = 16 high[k] + low[k]`: the highs lie at `x`, the lows [`BLOCK`] bytes further.
+    /// With `OFFSET` the codes count from 128, and `16 bias` is minus 128 times the sum of the activations; without it
+    /// they are below 64 and `bias` is 0. Reads `4 w.len()` of each, all at least -127.
     unsafe fn dot<const OFFSET: bool>(w: &[Self::W], x: *const i8, bias: i32) -> Self::F;
 
     /// Rounds to nearest even; for magnitudes up to 2^22.

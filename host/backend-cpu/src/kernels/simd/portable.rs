@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{LANES, Simd};
+use super::{BLOCK, LANES, Simd};
 
 /// Plain Rust.
 #[derive(Clone, Copy)]
@@ -115,6 +115,10 @@ impl Simd for Portable {
         x[0]
     }
     #[inline(always)]
+    unsafe fn max_abs_bits(a: F, b: F) -> u32 {
+        a.iter().chain(&b).map(|x| x.abs().to_bits()).fold(0, u32::max)
+    }
+    #[inline(always)]
     unsafe fn max_lanes(x: F) -> f32 {
         x.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
     }
@@ -153,13 +157,13 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn dot<const OFFSET: bool>(w: &[W], x: *const i8, bias: i32) -> F {
-        let mut sums = [bias; LANES];
+        let mut sums = [16 * bias; LANES];
         for (g, w) in w.iter().enumerate() {
             // SAFETY: the caller promises 4 activations per group.
-            let x: [i8; 4] = unsafe { read(x.add(4 * g)) };
+            let (high, low): ([i8; 4], [i8; 4]) = unsafe { (read(x.add(4 * g)), read(x.add(BLOCK + 4 * g))) };
             for (lane, sum) in sums.iter_mut().enumerate() {
-                for (i, &x) in x.iter().enumerate() {
-                    *sum += i32::from(w[4 * lane + i]) * i32::from(x);
+                for (i, (&high, &low)) in high.iter().zip(&low).enumerate() {
+                    *sum += i32::from(w[4 * lane + i]) * (16 * i32::from(high) + i32::from(low));
                 }
             }
         }

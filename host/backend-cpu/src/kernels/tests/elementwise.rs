@@ -64,7 +64,7 @@ fn norm_and_activation() {
 #[test]
 fn fused_rows_are_those_of_two_steps() {
     let mut random = Random(3);
-    let forms = RowForms { int8: true, float: true };
+    let forms = RowForms { codes: true, halves: true, float: true };
     for isa in Isa::all_available() {
         let (x, w) = (random.normals(192), random.normals(192));
         let (mut fused, mut plain) = (QuantRows::new(2, 192, forms), QuantRows::new(2, 192, forms));

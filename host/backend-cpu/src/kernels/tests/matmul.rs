@@ -157,10 +157,10 @@ fn tiny_and_zero_blocks_are_finite() {
 entry!(unsafe fn dots = dots_on(w: &[u8], x: &[i8], bias: i32, offset: bool) -> [f32; 16]);
 
 /// # Safety
-/// `w` has 512 bytes, `x` 32.
+/// `w` has 512 bytes, `x` 64.
 #[inline(always)]
 unsafe fn dots_on<S: Simd>(w: &[u8], x: &[i8], bias: i32, offset: bool) -> [f32; 16] {
-    assert!(w.len() == 512 && x.len() == 32);
+    assert!(w.len() == 512 && x.len() == 64);
     let mut out = [0.0; 16];
     // SAFETY: the lengths are asserted; the instruction set is the caller's promise.
     unsafe {
@@ -178,13 +178,16 @@ fn integer_dots_are_exact() {
     for isa in Isa::all_available() {
         for case in 0..200 {
             let offset = case % 2 == 0;
-            let x: Vec<i8> = (0..32)
+            let x: Vec<i32> = (0..32)
                 .map(|_| match case % 5 {
-                    0 => 127,
-                    1 => -127,
-                    _ => (random.below(255) as i16 - 127) as i8,
+                    0 => 2032,
+                    1 => -2032,
+                    _ => random.below(4065) as i32 - 2032,
                 })
                 .collect();
+            let high = |x: &i32| (*x as f32 / 16.0).round_ties_even() as i32;
+            let bytes: Vec<i8> =
+                x.iter().map(high).chain(x.iter().map(|x| x - 16 * high(x))).map(|x| x as i8).collect();
             let most = if offset { 255 } else { 63 };
             let w: Vec<u8> = (0..512)
                 .map(|_| match case % 3 {
@@ -194,12 +197,12 @@ fn integer_dots_are_exact() {
                 })
                 .collect();
             let zero = if offset { 128 } else { 0 };
-            let bias = -zero * x.iter().map(|&x| i32::from(x)).sum::<i32>();
-            // SAFETY: the lengths are 512 and 32.
-            let found = unsafe { dots(isa, &w, &x, bias, offset) };
+            let bias = -zero / 16 * x.iter().sum::<i32>();
+            // SAFETY: the lengths are 512 and 64.
+            let found = unsafe { dots(isa, &w, &bytes, bias, offset) };
             for (output, found) in found.into_iter().enumerate() {
                 let expected: i32 =
-                    (0..32).map(|k| (i32::from(w[k / 4 * 64 + 4 * output + k % 4]) - zero) * i32::from(x[k])).sum();
+                    (0..32).map(|k| (i32::from(w[k / 4 * 64 + 4 * output + k % 4]) - zero) * x[k]).sum();
                 assert_eq!(found, expected as f32, "{} case {case} output {output}", isa.name());
             }
         }

@@ -23,7 +23,7 @@ cargo xtask ci              the same, after installing what it needs on Debian
 cargo xtask plugins         rebuild the bundled components into plugins/dist
 cargo xtask plugin DIR      build the plugin in a folder: DIR/NAME.wasm and DIR/NAME.toml
 cargo xtask plugins --check compare plugins/dist with the sources it was built from
-cargo xtask examples        build and test the examples with the built server
+cargo xtask examples [NAME] build and test examples with the built server; NAME as python/output
 cargo xtask tidy            repository rules: imports, lengths, environment reads, fresh components
 cargo xtask clients [ARGS]  client packages, routers and schemathesis against the built server (pytest's arguments)
 cargo xtask kernels         every CUDA kernel compiled for every card, with NVRTC from PyPI
@@ -58,7 +58,7 @@ fn run() -> Result<()> {
         ["plugin", dir] => plugins::build_one(&root, Path::new(dir)),
         ["tidy"] => tidy::run(&root),
         ["clients", rest @ ..] => clients::run(&root, rest),
-        ["examples"] => examples::run(&root),
+        ["examples", rest @ ..] => examples::run(&root, rest),
         ["kernels"] => kernels::run(&root),
         ["fuzz"] => fuzz::run(&root, 60),
         ["fuzz", seconds] => fuzz::run(&root, seconds.parse()?),

@@ -27,7 +27,7 @@ pub fn run(root: &Path) -> Result<()> {
     stage.run("model", || demo::fetch_model(root).map(drop))?;
     stage.run("host", || tests(root))?;
     stage.run("plugins, rebuilt", || plugins::rebuild_and_test(root))?;
-    stage.run("examples", || with_tools(&["venv", "node", "npm", "clang-19"], || examples::run(root)))?;
+    stage.run("examples", || with_tools(&["venv", "node", "npm", "clang-19"], || examples::run(root, &[])))?;
     stage.run("clients", || with_tools(&["venv", "node", "npm"], || clients::run(root, &[])))?;
     stage.run("kernels", || with_tools(&["venv"], || kernels::run(root)))?;
     stage.run("fuzz", || fuzz::run(root, FUZZ_SECONDS))?;

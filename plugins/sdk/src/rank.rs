@@ -30,13 +30,19 @@ pub trait Rank: Clone + 'static {
         false
     }
 
-    /// Asked for a request that waits, each time before it would be admitted.
-    fn judge(&self, _waiting: &Arrival, _outlook: &Outlook) -> Verdict {
+    /// When the first token of a request is due. A step that ends its prompt in time is not made so long, by prompts of
+    /// others, that it is late.
+    fn due_us(&self, _request: &Arrival) -> Option<u64> {
+        None
+    }
+
+    /// Asked in each step for a request that waits, before it would be admitted, and for one whose prompt is not done.
+    fn judge(&self, _request: &Arrival, _outlook: &Outlook) -> Verdict {
         Verdict::Serve
     }
 }
 
-/// What a request that is admitted now may expect.
+/// What a request that has the next grants may expect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outlook {
     pub now_us: u64,
@@ -44,13 +50,13 @@ pub struct Outlook {
     pub first_token_us: u64,
 }
 
-/// What becomes of a request that waits.
+/// What becomes of a request that has no first token yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Serve,
     /// After everybody else, in this step.
     Last,
-    /// 429 with this code, in kebab case.
+    /// 429 with this code, in kebab case; a request that is on a seat already goes last instead.
     Refuse {
         code: &'static str,
         retry_after_ms: u32,
@@ -70,6 +76,8 @@ const VICTIMS_SEEN_MAX: usize = 64;
 pub struct Ranked<R: Rank> {
     rank: R,
     queue: Queue<R::Key>,
+    /// What the last step that was decided takes, in microseconds.
+    decided_us: f64,
 }
 
 /// A prompt that has a part of this step.
@@ -82,12 +90,13 @@ struct Want {
 
 impl<R: Rank> Ranked<R> {
     pub fn new(rank: R) -> Self {
-        Self { rank, queue: Queue::default() }
+        Self { rank, queue: Queue::default(), decided_us: 0.0 }
     }
 
     fn decide(&mut self, limits: &Limits) -> Decision {
         let mut decision = no_change();
         if self.queue.is_idle() {
+            self.decided_us = f64::from(limits.decode_us);
             rest(&mut decision, u64::MAX);
         } else {
             let mut room = Room::new(limits, self.queue.decoding(), u32::MAX);
@@ -115,6 +124,12 @@ impl<R: Rank> Ranked<R> {
     /// Shares the step between prompts in rank order; what nobody wants goes to the first ones.
     fn admit(&mut self, mut room: Room, limits: &Limits, decision: &mut Decision) {
         let whole = room.clone();
+        // The step that runs now was the last decision; those before it took about as long as the last one that ended.
+        let before_us = match limits.in_flight_steps {
+            0 => 0.0,
+            steps => self.decided_us + f64::from(steps - 1) * f64::from(limits.last_step_us),
+        };
+        let starts_us = limits.now_us.saturating_add(before_us as u64);
         let (mut wants, mut last) = (Vec::new(), Vec::new());
         let mut open = true;
         for request in self.queue.open().take(CANDIDATES_MAX) {
@@ -127,30 +142,39 @@ impl<R: Rank> Ranked<R> {
                 continue;
             }
             let (start, need) = (request.start(), request.need());
-            if !request.running {
-                let outlook =
-                    Outlook { now_us: limits.now_us, first_token_us: whole.first_token_us(limits, start, need) };
-                match self.rank.judge(&request.arrival, &outlook) {
-                    Verdict::Serve => {}
-                    Verdict::Last => {
-                        last.push(slot);
-                        continue;
-                    }
-                    Verdict::Refuse { code, retry_after_ms } => {
-                        decision.refuse.push(Refusal { slot, retry_after_ms, code: code.into() });
-                        continue;
-                    }
+            let first_token_us = before_us as u64 + whole.first_token_us(limits, start, need);
+            let outlook = Outlook { now_us: limits.now_us, first_token_us };
+            match self.rank.judge(&request.arrival, &outlook) {
+                Verdict::Refuse { code, retry_after_ms } if !request.running => {
+                    decision.refuse.push(Refusal { slot, retry_after_ms, code: code.into() });
+                    continue;
                 }
-                // Nobody overtakes the first one that finds no seat or no pages: it would wait for ever.
+                Verdict::Last | Verdict::Refuse { .. } => {
+                    last.push(slot);
+                    continue;
+                }
+                Verdict::Serve => {}
+            }
+            // Nobody overtakes the first one that finds no seat or no pages: it would wait for ever.
+            if !request.running {
                 open = open && room.admit(request);
                 if !open {
                     continue;
                 }
             }
-            wants.push(Want::first(&mut room, slot, (start, need), R::SHARE));
+            let want = Want::first(&mut room, slot, (start, need), R::SHARE);
+            if want.tokens == need
+                && let Some(due_us) = self.rank.due_us(&request.arrival)
+            {
+                room.end_by(due_us.saturating_sub(starts_us), limits);
+            }
+            wants.push(want);
         }
         for request in last.into_iter().filter_map(|slot| self.queue.get(slot)) {
-            if open && !room.is_empty() && wants.len() < PREFILLS_MAX && room.admit(request) {
+            if room.is_empty() || wants.len() == PREFILLS_MAX {
+                break;
+            }
+            if request.running || (open && room.admit(request)) {
                 let place = (request.start(), request.need());
                 wants.push(Want::first(&mut room, request.arrival.slot, place, R::SHARE));
             }
@@ -162,6 +186,7 @@ impl<R: Rank> Ranked<R> {
             want.tokens += more;
             self.queue.grant(want.slot, want.tokens, decision);
         }
+        self.decided_us = room.step_us(limits);
     }
 }
 

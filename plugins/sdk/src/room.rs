@@ -17,6 +17,8 @@ pub struct Room {
     page_tokens: u32,
     /// Microseconds; infinite when the host gives no target.
     us: f64,
+    /// Microseconds that were taken so far.
+    used_us: f64,
     free_rows: u32,
     cost: Cost,
 }
@@ -44,6 +46,7 @@ impl Room {
             least,
             page_tokens,
             us,
+            used_us: 0.0,
             free_rows,
             cost: limits.cost.into(),
         }
@@ -71,7 +74,23 @@ impl Room {
     pub fn take(&mut self, start: u32, tokens: u32) {
         self.tokens = self.tokens.saturating_sub(tokens);
         self.free_rows = self.free_rows.saturating_sub(tokens);
-        self.us -= self.cost.rows_us(start, tokens);
+        let us = self.cost.rows_us(start, tokens);
+        self.us -= us;
+        self.used_us += us;
+    }
+
+    /// What the step takes as shared out so far.
+    pub fn step_us(&self, limits: &Limits) -> f64 {
+        f64::from(limits.decode_us) + self.used_us
+    }
+
+    /// Ends the step at most `us` microseconds after its start, unless it is that long already.
+    pub fn end_by(&mut self, us: u64, limits: &Limits) {
+        let left = us as f64 - self.step_us(limits);
+        self.us = self.us.min(left);
+        if left <= 0.0 {
+            self.free_rows = 0;
+        }
     }
 
     /// Microseconds until the first token of a prompt that has all that this step and the next ones can give to prompts.
@@ -79,8 +98,7 @@ impl Room {
         let prompt_us = self.cost.rows_us(start, need);
         // Each step spends the same time on what is not prompt.
         let steps = (prompt_us / self.us).ceil();
-        let in_flight_us = f64::from(limits.in_flight_steps) * f64::from(limits.last_step_us);
-        (prompt_us + steps * f64::from(limits.decode_us) + in_flight_us) as u64
+        (prompt_us + steps * f64::from(limits.decode_us)) as u64
     }
 
     pub fn is_empty(&self) -> bool {

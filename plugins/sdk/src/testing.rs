@@ -208,7 +208,8 @@ impl Host {
     }
 }
 
-fn empty() -> Delta {
+/// A delta that lists nothing.
+pub fn empty() -> Delta {
     let limits = Limits {
         step: 0,
         now_us: 0,

@@ -36,7 +36,7 @@ impl Default for Settings {
 pub struct Deadline(Settings);
 
 impl Deadline {
-    fn due_us(&self, request: &Arrival) -> u64 {
+    fn due(&self, request: &Arrival) -> u64 {
         request.deadline_us.unwrap_or(request.arrived_us.saturating_add(u64::from(self.0.default_ms) * 1000))
     }
 }
@@ -56,11 +56,15 @@ impl Rank for Deadline {
     }
 
     fn rank(&self, request: &Arrival) -> u64 {
-        self.due_us(request)
+        self.due(request)
+    }
+
+    fn due_us(&self, request: &Arrival) -> Option<u64> {
+        Some(self.due(request))
     }
 
     fn judge(&self, request: &Arrival, outlook: &Outlook) -> Verdict {
-        let in_time = outlook.now_us.saturating_add(outlook.first_token_us) <= self.due_us(request);
+        let in_time = outlook.now_us.saturating_add(outlook.first_token_us) <= self.due(request);
         match self.0.late {
             _ if in_time || request.deadline_us.is_none() => Verdict::Serve,
             Late::Last => Verdict::Last,

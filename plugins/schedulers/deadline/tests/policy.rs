@@ -49,6 +49,33 @@ fn what_cannot_be_met_holds_nobody_up() {
     }
 }
 
+/// A prompt that is partly computed and cannot be in time any more goes behind those that can.
+#[test]
+fn a_lost_prompt_does_not_take_others_along() {
+    let (mut host, mut policy) = (Host::new(8, 4096).timed(20_000, COST), policy(""));
+    host.arrive(due(0, 500, 60));
+    host.step(&mut policy).expect("valid");
+    // More urgent, and it takes the time that the first one lacks then.
+    host.arrive(due(1, 200, 45));
+    host.step(&mut policy).expect("valid");
+    host.arrive(due(2, 380, 85));
+    (0..10).for_each(|_| drop(host.step(&mut policy).expect("valid")));
+    assert_eq!((order(&host), host.refused.len()), (vec![1, 2, 0], 0));
+    let late = |n: usize| host.finished[n].first_us > host.finished[n].arrival.deadline_us;
+    assert_eq!([late(0), late(1), late(2)], [false, false, true]);
+}
+
+/// A step that ends a prompt just in time is not made longer by the next one.
+#[test]
+fn the_rest_of_a_step_makes_nobody_late() {
+    let (mut host, mut policy) = (Host::new(8, 4096).timed(60_000, COST), policy(""));
+    host.arrive(due(0, 200, 25));
+    host.arrive(due(1, 500, 900));
+    (0..5).for_each(|_| drop(host.step(&mut policy).expect("valid")));
+    assert_eq!(order(&host), [0, 1]);
+    assert!(host.finished[0].first_us <= Some(25_000), "{:?}", host.finished[0].first_us);
+}
+
 /// Before anything was measured nobody is refused.
 #[test]
 fn without_a_cost_all_are_served() {

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use tokenloom_sdk::PluginError;
-use tokenloom_sdk::queue::{Place, Queue};
+use tokenloom_sdk::queue::{Place, Queue, Request};
 use tokenloom_sdk::room::Room;
 use tokenloom_sdk::scheduler::{Decision, Delta, Limits, Policy, Scheduler, Snapshot, no_change, rest};
 
@@ -21,6 +21,9 @@ const TENANTS_MAX: usize = 4096;
 #[derive(Clone, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Settings {
+    /// Wanted time of a step; at most the engine's `step_target_ms`. What a tenant waits for is mostly the steps that run
+    /// when its request comes.
+    step_ms: u32,
     /// What a generated token costs, in prompt tokens.
     output_cost: f64,
     /// One seat in this many is kept for tenants that hold less than their share; 0: none.
@@ -31,7 +34,7 @@ struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { output_cost: 2.0, reserve: 8, preempt: true }
+        Self { step_ms: 30, output_cost: 2.0, reserve: 8, preempt: true }
     }
 }
 
@@ -45,6 +48,9 @@ impl Scheduler for Fair {
         let settings: Settings = tokenloom_sdk::parse_settings(settings_json)?;
         if !(settings.output_cost.is_finite() && settings.output_cost >= 0.0) {
             return Err(tokenloom_sdk::disable("invalid-settings", "settings: output_cost must be 0 or more"));
+        }
+        if settings.step_ms == 0 {
+            return Err(tokenloom_sdk::disable("invalid-settings", "settings: step_ms must be at least 1"));
         }
         Ok(Self(settings))
     }
@@ -108,6 +114,10 @@ impl FairPolicy {
     fn charge(&mut self, tenant: u32, tokens: f64) {
         let tenant = self.tenants.entry(tenant).or_default();
         tenant.counter += tokens / tenant.weight;
+    }
+
+    fn weight(&self, tenant: u32) -> f64 {
+        self.tenants.get(&tenant).map_or(1.0, |tenant| tenant.weight)
     }
 
     fn name(&mut self, id: u32, weight: f64) {
@@ -192,7 +202,7 @@ impl FairPolicy {
         if !self.settings.preempt || room.seats > 0 || room.is_empty() {
             return;
         }
-        let waits = |id: u32| self.queue.open_from((id, 0, 0)).next().is_some_and(|request| request.place.0 == id);
+        let waits = |id: u32| self.first_of(id).is_some();
         if !self.tenants.iter().any(|(&id, tenant)| tenant.seats == 0 && tenant.live > 0 && waits(id)) {
             return;
         }
@@ -206,6 +216,11 @@ impl FairPolicy {
             decision.preempt.push(victim.arrival.slot);
             room.give_back(victim);
         }
+    }
+
+    /// The first request of a tenant that advances only by a grant.
+    fn first_of(&self, tenant: u32) -> Option<&Request<u32>> {
+        self.queue.open_from((tenant, 0, 0)).next().filter(|request| request.place.0 == tenant)
     }
 
     /// The next request of a tenant, from a place on, that may have a grant.
@@ -226,10 +241,9 @@ impl FairPolicy {
 
     /// One grant after another to the tenant with the smallest counter, until the step is full.
     fn share(&mut self, room: &mut Room, decision: &mut Decision) {
-        let mut turns: BTreeMap<u32, Place<u32>> = BTreeMap::new();
-        for request in self.queue.open() {
-            turns.entry(request.place.0).or_insert(request.place);
-        }
+        let living = self.tenants.iter().filter(|(_, tenant)| tenant.live > 0);
+        let mut turns: BTreeMap<u32, Place<u32>> =
+            living.filter_map(|(&id, _)| Some((id, self.first_of(id)?.place))).collect();
         let mut wants = Vec::new();
         while !room.is_empty() && wants.len() < GRANTS_MAX {
             let counter = |id: &u32| self.tenants.get(id).map_or(0.0, |tenant| tenant.counter);
@@ -240,8 +254,12 @@ impl FairPolicy {
                 continue;
             };
             turns.insert(tenant, turn.next);
-            // A long prompt leaves half of the step to whoever comes next.
-            let part = room.part(0.5).tokens_from(turn.start).max(room.least);
+            // A long prompt leaves half of the step to whoever comes next, unless its tenant is behind all others even
+            // with more.
+            let ahead = turns.keys().filter(|id| **id != tenant).map(counter).min_by(f64::total_cmp);
+            let behind = ahead.map_or(0.0, |ahead| (ahead - counter(&tenant)) * self.weight(tenant));
+            let half = room.part(0.5).tokens_from(turn.start).max(room.least);
+            let part = half.max(behind as u32);
             let tokens = turn.need.min(part).min(room.tokens_from(turn.start));
             room.take(turn.start, tokens);
             self.charge(tenant, f64::from(tokens));
@@ -266,7 +284,8 @@ impl FairPolicy {
         if self.queue.is_idle() {
             rest(&mut decision, u64::MAX);
         } else {
-            let mut room = Room::new(limits, self.queue.decoding(), u32::MAX);
+            let step_us = self.settings.step_ms.saturating_mul(1000);
+            let mut room = Room::new(limits, self.queue.decoding(), step_us);
             self.free_a_seat(&mut room, &mut decision);
             self.share(&mut room, &mut decision);
         }

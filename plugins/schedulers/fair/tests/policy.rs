@@ -77,6 +77,19 @@ fn a_tenant_without_a_seat_takes_one() {
     }
 }
 
+/// Who is far behind the others has its prompt computed at once, and not in halves.
+#[test]
+fn who_is_behind_is_served_whole() {
+    let (mut host, mut policy) = (Host::new(16, 256), policy(""));
+    (0..40).for_each(|slot| host.arrive(of(1, slot, 100, 1)));
+    host.arrive(of(2, 100, 10, 400));
+    run(&mut host, &mut policy, 2);
+    host.arrive(of(2, 101, 200, 1));
+    // The second tenant has had 10 tokens, the first more than 400.
+    let decision = host.step(&mut policy).expect("valid");
+    assert!(decision.grant.iter().any(|grant| (grant.slot, grant.tokens) == (101, 200)), "{:?}", decision.grant);
+}
+
 /// Everything ends, also through a resync.
 #[test]
 fn everything_ends() {
@@ -92,7 +105,7 @@ fn everything_ends() {
 
 #[test]
 fn settings_are_checked() {
-    for bad in ["{\"output_cost\": -1}", "{\"costs\": 1}", "[]"] {
+    for bad in ["{\"output_cost\": -1}", "{\"step_ms\": 0}", "{\"costs\": 1}", "[]"] {
         assert!(Fair::configure(bad).is_err(), "{bad}");
     }
 }

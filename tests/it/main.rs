@@ -8,6 +8,7 @@ mod errors;
 mod folder;
 mod plugins;
 mod reasoning;
+mod sched;
 mod stream;
 mod swap;
 mod tools;

@@ -10,3 +10,4 @@ mod rows;
 mod scheduler;
 mod stage;
 mod template;
+mod trace;

@@ -46,8 +46,12 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("testkit", &["server"]),
     ("tests", &[]),
     ("gpu-check", &["backend", "backend-cpu", "backend-cuda", "contract", "model"]),
-    ("bench", &["backend", "backend-cpu", "contract", "engine", "model", "testkit"]),
-    ("sim", &["contract", "plugin-host", "scheduler"]),
+    ("record", &[]),
+    (
+        "bench",
+        &["backend", "backend-cpu", "contract", "engine", "model", "plugin-host", "record", "scheduler", "testkit"],
+    ),
+    ("sim", &["contract", "plugin-host", "record", "scheduler"]),
     ("xtask", &[]),
 ];
 
@@ -72,7 +76,7 @@ const LONG_FILES: &[(&str, &str)] = &[];
 const LONG_FUNCTIONS: &[(&str, &str)] = &[];
 
 /// Where environment variables may be read: the binary's settings, and automation.
-const ENVIRONMENT_READERS: &[&str] = &["host/server/src/", "xtask/", "tests/bench/"];
+const ENVIRONMENT_READERS: &[&str] = &["host/server/src/", "xtask/", "tests/record/"];
 
 pub fn run(root: &Path) -> Result<()> {
     let mut faults = imports(root)?;

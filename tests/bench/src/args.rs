@@ -3,14 +3,16 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
 
 pub const PLUGIN_COST: &str = "plugin-cost";
+pub const POLICY_COST: &str = "policy-cost";
 pub const CPU: &str = "cpu";
 pub const PROBE: &str = "probe";
 
 const USAGE: &str = "\
 bench [NAME...] --model MODEL [--dummy] [--threads N,N] [--cells CELL,CELL] [--rounds N] [--quick] [--stdout]
-  NAME     plugin-cost, cpu, probe; without one, the first two
+  NAME     plugin-cost, policy-cost, cpu, probe; without one, the first three
   MODEL    a GGUF file or a folder; with --dummy only its config.json is read, and the weights are random
   CELL     prefill:TOKENS, or decode:STREAMSxCONTEXT; only for cpu
   --quick  few tokens, one round: to see that it works, not to measure
@@ -64,12 +66,12 @@ impl Args {
                 "--dummy" => args.dummy = true,
                 "--quick" => args.quick = true,
                 "--stdout" => args.stdout = true,
-                PLUGIN_COST | CPU | PROBE => args.names.push(word),
+                PLUGIN_COST | POLICY_COST | CPU | PROBE => args.names.push(word),
                 _ => bail!("unknown word `{word}`\n\n{USAGE}"),
             }
         }
         if args.names.is_empty() {
-            args.names = [PLUGIN_COST, CPU].map(str::to_owned).to_vec();
+            args.names = [PLUGIN_COST, POLICY_COST, CPU].map(str::to_owned).to_vec();
         }
         if args.quick {
             args.rounds = 1;
@@ -78,6 +80,18 @@ impl Args {
         ensure!(args.threads.iter().all(|n| (1..=1024).contains(n)), "--threads must be in 1..=1024");
         args.model = model.with_context(|| format!("--model is missing\n\n{USAGE}"))?;
         Ok(args)
+    }
+}
+
+impl Args {
+    /// What stands beside the figures of this run.
+    pub fn flags(&self) -> Value {
+        json!({
+            "model": self.model.file_name().map(|name| name.to_string_lossy()),
+            "dummy": self.dummy,
+            "rounds": self.rounds,
+            "quick": self.quick,
+        })
     }
 }
 

@@ -1,15 +1,16 @@
 //! Speed figures: `cargo xtask bench [NAME]`. Nothing here is a test; a figure depends on the machine it was taken on.
 //!
-//! Start with [`plugin_cost`] (a real server under load) and [`cpu`] (the engine without the API); [`probe`] compares texts
-//! instead of times; [`record`] says what is written down beside the figures.
+//! Start with [`plugin_cost`] (a real server under load), [`policy_cost`] (schedulers alone) and [`cpu`] (the engine
+//! without the API); [`probe`] compares texts instead of times. The crate `record` says what is written down beside the
+//! figures.
 
 mod args;
 mod cpu;
 mod metrics;
 mod peak;
 mod plugin_cost;
+mod policy_cost;
 mod probe;
-mod record;
 
 use std::process::ExitCode;
 
@@ -31,9 +32,10 @@ fn run(args: &Args) -> Result<()> {
         let figures = match name.as_str() {
             args::PLUGIN_COST => plugin_cost::run(args)?,
             args::PROBE => probe::run(args)?,
+            args::POLICY_COST => policy_cost::run(args)?,
             _ => cpu::run(args)?,
         };
-        let record = record::record(name, args, figures)?;
+        let record = record::record(name, args.flags(), figures)?;
         if args.stdout {
             println!("{record}");
         } else {

@@ -11,6 +11,8 @@ use crate::policies::HOSTILE;
 
 pub struct Args {
     pub policy: String,
+    /// Policies for a hostile load, instead of one policy on a scenario.
+    pub hostile: Vec<String>,
     /// JSON.
     pub settings: Option<String>,
     pub trace: Option<PathBuf>,
@@ -30,8 +32,10 @@ pub struct Args {
     pub svg: Option<PathBuf>,
     pub json: bool,
     pub check: bool,
-    /// Hostile load for so many steps, instead of a scenario.
-    pub steps: Option<u64>,
+    /// Of a hostile load, at least.
+    pub steps: u64,
+    /// Whether the figures of a hostile run are kept in `tests/bench/results`.
+    pub record: bool,
 }
 
 /// What a simulated device costs and can hold.
@@ -59,13 +63,16 @@ fn usage() -> String {
         "sim --policy NAME|FILE.wasm [--settings JSON] [--trace FILE.json | --scenario NAME] [--seed N] [--seconds S]
     [--load SHARE] [--device NAME | --fixed-us N --row-ns N --context-ps N] [--max-rows N] [--seats N] [--kv-tokens N]
     [--context N] [--in-flight N] [--step-target-ms N] [--starvation-ms N] [--replicas N] [--router NAME]
-    [--svg FILE] [--json] [--no-check] [--steps N]
+    [--svg FILE] [--json] [--no-check]
+sim --hostile all|NAME,NAME... [--settings JSON] [--steps N] [--seed N] [--record]
 
 policies   native, a scheduler plugin by name or file, or a hostile one: {}
 scenarios  {}
 devices    h200-8b, cpu-135m
 routers    round-robin, least-loaded, prefix-affinity
---steps    runs a hostile load (small pools, cancels, every length) for so many steps and checks the invariants at each",
+--trace    requests as a JSON array, or what a server wrote for scheduler_trace: the same arrivals under another policy
+--hostile  small pools, cancels, every length for so many steps (10,000,000) per policy, the invariants checked at each;
+           any policy may be named, `all` are native and the hostile ones; --record keeps the figures",
         hostile.join(", "),
         SCENARIOS.join(", ")
     )
@@ -75,6 +82,7 @@ impl Args {
     pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Self> {
         let mut args = Self {
             policy: String::new(),
+            hostile: Vec::new(),
             settings: None,
             trace: None,
             scenario: "mixed".into(),
@@ -93,12 +101,14 @@ impl Args {
             svg: None,
             json: false,
             check: true,
-            steps: None,
+            steps: 10_000_000,
+            record: false,
         };
         while let Some(word) = words.next() {
             match word.as_str() {
                 "--json" => args.json = true,
                 "--no-check" => args.check = false,
+                "--record" => args.record = true,
                 "--help" | "-h" => bail!("{}", usage()),
                 _ => {
                     let value = words.next().with_context(|| format!("{word} needs a value\n\n{}", usage()))?;
@@ -106,7 +116,8 @@ impl Args {
                 }
             }
         }
-        ensure!(!args.policy.is_empty(), "--policy is missing\n\n{}", usage());
+        ensure!(!args.policy.is_empty() || !args.hostile.is_empty(), "--policy is missing\n\n{}", usage());
+        ensure!(args.hostile.is_empty() || args.policy.is_empty(), "--policy and --hostile are two kinds of run");
         Ok(args)
     }
 
@@ -116,6 +127,11 @@ impl Args {
         let real = || value.parse::<f64>().with_context(|| format!("{word} takes a number, not `{value}`"));
         match word {
             "--policy" => self.policy = value,
+            "--hostile" if value == "all" => {
+                let names = HOSTILE.iter().map(|(name, _)| *name);
+                self.hostile = std::iter::once("native").chain(names).map(str::to_owned).collect();
+            }
+            "--hostile" => self.hostile = value.split(',').map(str::to_owned).collect(),
             "--settings" => self.settings = Some(value),
             "--trace" => self.trace = Some(value.into()),
             "--scenario" => self.scenario = value,
@@ -140,7 +156,7 @@ impl Args {
             "--replicas" => self.replicas = number()?.clamp(1, 10_000) as usize,
             "--router" => self.router = Router::parse(&value)?,
             "--svg" => self.svg = Some(value.into()),
-            "--steps" => self.steps = Some(number()?),
+            "--steps" => self.steps = number()?,
             _ => bail!("unknown argument {word}\n\n{}", usage()),
         }
         Ok(())

@@ -12,6 +12,7 @@ pub mod load;
 pub mod plot;
 pub mod policies;
 pub mod random;
+pub mod recorded;
 pub mod replica;
 pub mod stress;
 pub mod watch;

@@ -1,4 +1,4 @@
-//! What arrives: a trace file, or a seeded process.
+//! What arrives: a file, or a seeded process.
 
 use std::path::Path;
 
@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::random::Rng;
+use crate::recorded;
 
 /// One request of a trace; a trace is a JSON array of these.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,7 +42,7 @@ fn one() -> f64 {
 }
 
 impl Job {
-    fn new(kind: &str, at_ms: f64, prompt: u32, output: u32) -> Self {
+    pub(crate) fn new(kind: &str, at_ms: f64, prompt: u32, output: u32) -> Self {
         Self {
             at_ms,
             prompt,
@@ -62,9 +63,12 @@ impl Job {
     }
 }
 
+/// An array of requests, or a server's `scheduler_trace`.
 pub fn read(path: &Path) -> Result<Vec<Job>> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let mut jobs: Vec<Job> = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let parsed =
+        if recorded::is_trace(&text) { recorded::jobs(&text) } else { serde_json::from_str(&text).map_err(Into::into) };
+    let mut jobs: Vec<Job> = parsed.with_context(|| path.display().to_string())?;
     for (n, job) in jobs.iter().enumerate() {
         let sound = job.at_ms.is_finite() && job.at_ms >= 0.0 && job.prompt > 0 && job.output > 0;
         ensure!(sound, "request {n}: `at_ms` must be 0 or more, `prompt` and `output` at least 1");

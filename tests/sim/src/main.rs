@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use scheduler::Config;
 use serde_json::{Value, json};
 use sim::args::Args;
@@ -24,21 +24,8 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     let started = Instant::now();
-    if let Some(steps) = args.steps {
-        let counts = stress::run(&args.policy, args.settings.as_deref(), args.seed, steps)?;
-        let seconds = started.elapsed().as_secs_f64();
-        println!(
-            "{}: {} steps, no invariant violated; {} policy calls, {} fallbacks, {} pieces of advice not followed, {} preemptions; {:.1} s, seed {}",
-            args.policy,
-            counts.steps,
-            counts.calls,
-            counts.fallbacks,
-            counts.violations,
-            counts.preemptions,
-            seconds,
-            args.seed
-        );
-        return Ok(());
+    if !args.hostile.is_empty() {
+        return hostile(args);
     }
     let cost = args.device.cost;
     let jobs = match &args.trace {
@@ -71,6 +58,34 @@ fn run(args: &Args) -> Result<()> {
         let outcomes = fleet.outcomes();
         std::fs::write(path, plot::svg(&format!("{} on {what}", args.policy), &groups(&jobs, &outcomes)))?;
         eprintln!("written: {}", path.display());
+    }
+    Ok(())
+}
+
+fn hostile(args: &Args) -> Result<()> {
+    let mut rows = Vec::new();
+    for policy in &args.hostile {
+        let survived =
+            stress::run(policy, args.settings.as_deref(), args.seed, args.steps).with_context(|| policy.clone())?;
+        let counts = survived.counts;
+        println!(
+            "{policy}: {} steps on {} machines, no invariant violated; {} requests, {} fallbacks, {} pieces of advice not followed, \
+             {} preemptions; {:.1} s, {:.1} million steps a minute",
+            counts.steps,
+            survived.machines,
+            survived.requests,
+            counts.fallbacks,
+            counts.violations,
+            counts.preemptions,
+            survived.seconds,
+            survived.steps_per_minute() / 1e6
+        );
+        rows.push(survived.json(policy));
+    }
+    if args.record {
+        let flags = json!({"hostile": args.hostile, "settings": args.settings, "steps": args.steps, "seed": args.seed});
+        let found = record::record("sim-hostile", flags, Value::Array(rows))?;
+        println!("written: {}", record::write("sim-hostile", &found)?.display());
     }
     Ok(())
 }

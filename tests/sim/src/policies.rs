@@ -8,8 +8,8 @@ use contract::policy::{Decision, Delta, DraftDepth, Grant, PolicyError, Refusal,
 
 use crate::random::Rng;
 
-/// Every hostile policy by its name on the command line.
-pub const HOSTILE: [(&str, Habit); 9] = [
+/// Every hostile policy by its name on the command line; the last one draws from those before it.
+pub const HOSTILE: [(&str, Habit); 12] = [
     ("random", Habit::Random),
     ("over-budget", Habit::OverBudget),
     ("unknown-slots", Habit::UnknownSlots),
@@ -19,6 +19,9 @@ pub const HOSTILE: [(&str, Habit); 9] = [
     ("holds-everything", Habit::HoldsEverything),
     ("grants-nothing", Habit::GrantsNothing),
     ("newest-only", Habit::NewestOnly),
+    ("refuses-everything", Habit::RefusesEverything),
+    ("rests-for-ever", Habit::RestsForEver),
+    ("moody", Habit::Moody),
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,11 @@ pub enum Habit {
     HoldsEverything,
     GrantsNothing,
     NewestOnly,
+    RefusesEverything,
+    /// Grants what came and is not to be asked again.
+    RestsForEver,
+    /// Another habit at every call.
+    Moody,
 }
 
 struct Hostile {
@@ -61,10 +69,16 @@ impl SchedulePolicy for Hostile {
             self.slots.insert(arrival.slot);
             self.newest = Some(arrival.slot);
         }
+        self.decide(self.habit)
+    }
+}
+
+impl Hostile {
+    fn decide(&mut self, habit: Habit) -> Result<Decision, PolicyError> {
         let all = |tokens: u32| self.slots.iter().map(|&slot| Grant { slot, tokens }).collect::<Vec<_>>();
         let slots = || self.slots.iter().copied().collect::<Vec<_>>();
         let none = Decision::default();
-        Ok(match self.habit {
+        Ok(match habit {
             Habit::AlwaysLate => {
                 let limit = "it always is".into();
                 return Err(PolicyError::Late { policy: self.name.into(), limit });
@@ -79,7 +93,17 @@ impl SchedulePolicy for Hostile {
                 let newest = self.newest.filter(|slot| self.slots.contains(slot));
                 Decision { grant: newest.into_iter().map(|slot| Grant { slot, tokens: 16 }).collect(), ..none }
             }
+            Habit::RefusesEverything => {
+                let refuse = |slot| Refusal { slot, retry_after_ms: 0, code: String::new() };
+                Decision { refuse: slots().into_iter().map(refuse).collect(), ..none }
+            }
+            Habit::RestsForEver => Decision { grant: all(64), rests_until_us: Some(u64::MAX), ..none },
             Habit::Random => random(&mut self.rng, &self.slots),
+            Habit::Moody => {
+                let others = HOSTILE.len() as u64 - 1;
+                let (_, habit) = HOSTILE[self.rng.below(others) as usize];
+                return self.decide(habit);
+            }
         })
     }
 }

@@ -79,7 +79,7 @@ pub struct Replica {
     last_step: (u32, u32),
     live: HashMap<Slot, Live>,
     cancels: u32,
-    watch: Watch,
+    pub watch: Watch,
     /// Prompt and output tokens of requests that have not ended.
     pub owed_tokens: u64,
     pub ended: Vec<Outcome>,
@@ -178,12 +178,23 @@ impl Replica {
         Ok(())
     }
 
+    /// Nothing is left of requests that are over.
+    pub fn check_empty(&self) -> Result<()> {
+        let (waiting, running) = (self.scheduler.waiting_count(), self.scheduler.running_count());
+        let pages = self.scheduler.pages();
+        ensure!(
+            (waiting, running, pages.used) == (0, 0, 0),
+            "at the end {waiting} wait, {running} run and {pages:?} are left"
+        );
+        Ok(())
+    }
+
     /// One turn of the engine's loop.
     pub fn step(&mut self, jobs: &[Job]) -> Result<()> {
         self.cancel_due(jobs);
         self.plan()?;
         self.counts.steps += 1;
-        let launched = self.launch();
+        let launched = self.launch(jobs);
         if launched {
             while self.flights.len() >= self.machine.in_flight.max(1) {
                 self.collect(jobs);
@@ -277,7 +288,7 @@ impl Replica {
         Some(decision)
     }
 
-    fn launch(&mut self) -> bool {
+    fn launch(&mut self, jobs: &[Job]) -> bool {
         self.released.clear();
         self.scheduler.take_released(&mut self.released);
         let plan = self.scheduler.current();
@@ -300,12 +311,7 @@ impl Replica {
         }
         let rows = plan.rows;
         for slot in refused {
-            if let Some(mut live) = self.live.remove(&slot) {
-                live.outcome.refused = true;
-                self.cancels -= u32::from(live.cancel_us.is_some());
-                self.watch.ends(slot);
-                self.ended.push(live.outcome);
-            }
+            self.end(slot, jobs, |outcome| outcome.refused = true);
         }
         if runs.is_empty() {
             self.spare.push(runs);

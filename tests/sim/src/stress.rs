@@ -1,12 +1,15 @@
 //! Hostile policies under a hostile load: small pools, every length, cancels; the invariants are checked at each step.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result};
 use scheduler::Config;
+use serde_json::{Value, json};
 
 use crate::load::Job;
 use crate::policies;
 use crate::random::Rng;
-use crate::replica::{Counts, Machine, Replica};
+use crate::replica::{Counts, Machine, Outcome, Replica};
 
 /// Steps with one machine; then another size, so that a run sees many pools.
 const STEPS_PER_MACHINE: u64 = 20_000;
@@ -19,7 +22,7 @@ fn machine(rng: &mut Rng) -> Machine {
         context_len: rng.between(100, 1200),
         max_rows: align.max(rng.between(4, 300)),
         resume_align: align,
-        rows_tile: 1,
+        rows_tile: [1, 1, 16, 64][rng.below(4) as usize],
         prefix_cache: rng.below(5) > 0,
         starvation_bound_us: 200_000,
     };
@@ -46,19 +49,68 @@ fn job(rng: &mut Rng, at_ms: f64, config: &Config) -> Job {
     }
 }
 
+/// What a hostile run did. That it ended is the result: every step was checked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Survived {
+    pub counts: Counts,
+    /// Sizes of pool, seats and steps that were tried.
+    pub machines: u64,
+    pub requests: u64,
+    pub cancelled: u64,
+    pub refused: u64,
+    /// See [`crate::watch::Watch`].
+    pub starved_steps_max: u64,
+    pub seconds: f64,
+}
+
+impl Survived {
+    fn add(&mut self, ended: &mut Vec<Outcome>) {
+        let count = |what: fn(&Outcome) -> bool| ended.iter().filter(|outcome| what(outcome)).count() as u64;
+        self.requests += ended.len() as u64;
+        self.cancelled += count(|outcome| outcome.cancelled);
+        self.refused += count(|outcome| outcome.refused);
+        ended.clear();
+    }
+
+    pub fn steps_per_minute(&self) -> f64 {
+        self.counts.steps as f64 / self.seconds * 60.0
+    }
+
+    pub fn json(&self, policy: &str) -> Value {
+        json!({
+            "policy": policy,
+            "steps": self.counts.steps,
+            "invariants_violated": 0,
+            "machines": self.machines,
+            "requests": self.requests,
+            "cancelled": self.cancelled,
+            "refused": self.refused,
+            "policy_calls": self.counts.calls,
+            "fallbacks": self.counts.fallbacks,
+            "advice_not_followed": self.counts.violations,
+            "preemptions": self.counts.preemptions,
+            "starved_steps_max": self.starved_steps_max,
+            "seconds": (self.seconds * 10.0).round() / 10.0,
+            "steps_per_minute": self.steps_per_minute().round(),
+        })
+    }
+}
+
 /// Runs at least `steps` steps; the first violated invariant is the error.
-pub fn run(policy: &str, settings: Option<&str>, seed: u64, steps: u64) -> Result<Counts> {
-    let mut total = Counts::default();
+pub fn run(policy: &str, settings: Option<&str>, seed: u64, steps: u64) -> Result<Survived> {
+    let started = Instant::now();
+    let mut total = Survived::default();
     let mut rng = Rng(seed);
-    while total.steps < steps {
+    while total.counts.steps < steps {
         let machine = machine(&mut rng);
-        let about = format!("seed {seed}, after {} steps, {machine:?}", total.steps);
+        let about = format!("seed {seed}, after {} steps, {machine:?}", total.counts.steps);
         one(policy, settings, machine, &mut rng, &mut total).context(about)?;
     }
+    total.seconds = started.elapsed().as_secs_f64();
     Ok(total)
 }
 
-fn one(policy: &str, settings: Option<&str>, machine: Machine, rng: &mut Rng, total: &mut Counts) -> Result<()> {
+fn one(policy: &str, settings: Option<&str>, machine: Machine, rng: &mut Rng, total: &mut Survived) -> Result<()> {
     let policy = policies::load(policy, settings, rng.word())?;
     let config = machine.config.clone();
     let mut replica = Replica::new(machine, policy, false)?;
@@ -72,14 +124,18 @@ fn one(policy: &str, settings: Option<&str>, machine: Machine, rng: &mut Rng, to
         }
         replica.step(&jobs)?;
         replica.check()?;
-        replica.ended.clear();
+        total.add(&mut replica.ended);
     }
     replica.advance(u64::MAX, &jobs, true)?;
-    let counts = replica.counts;
-    total.steps += counts.steps;
-    total.fallbacks += counts.fallbacks;
-    total.violations += counts.violations;
-    total.preemptions += counts.preemptions;
-    total.calls += counts.calls;
+    total.add(&mut replica.ended);
+    replica.check_empty()?;
+    total.machines += 1;
+    total.starved_steps_max = total.starved_steps_max.max(replica.watch.starved_steps_max);
+    let (sum, counts) = (&mut total.counts, replica.counts);
+    sum.steps += counts.steps;
+    sum.fallbacks += counts.fallbacks;
+    sum.violations += counts.violations;
+    sum.preemptions += counts.preemptions;
+    sum.calls += counts.calls;
     Ok(())
 }

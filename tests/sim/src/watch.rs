@@ -19,6 +19,8 @@ struct Seen {
 }
 
 pub struct Watch {
+    /// The most steps that a starved request on a seat went on without progress.
+    pub starved_steps_max: u64,
     bound_us: u64,
     number: u64,
     seen: BTreeMap<Slot, Seen>,
@@ -31,7 +33,7 @@ const STEPS_MAX: u64 = 4096;
 
 impl Watch {
     pub fn new(bound_us: u64) -> Self {
-        Self { bound_us, number: 0, seen: BTreeMap::new(), waiting: BTreeMap::new() }
+        Self { starved_steps_max: 0, bound_us, number: 0, seen: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
     pub fn arrives(&mut self, slot: Slot, at_us: u64) {
@@ -99,6 +101,7 @@ impl Watch {
         for (slot, seen) in &mut self.seen {
             if !seen.waits && now_us - seen.progress_us > self.bound_us {
                 seen.starved_steps += 1;
+                self.starved_steps_max = self.starved_steps_max.max(seen.starved_steps);
                 let (steps, since) = (seen.starved_steps, now_us - seen.progress_us);
                 ensure!(steps <= STEPS_MAX, "slot {} runs without progress for {since} us and {steps} steps", slot.0);
             }

@@ -1,4 +1,4 @@
-//! What stands beside the figures: commit, machine, flags, date.
+//! What stands beside the figures of a benchmark: commit, machine, flags, date; and the file they are kept in.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,12 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::args::Args;
-
 /// Instruction sets that decide which kernels run.
 const CPU_FLAGS: [&str; 9] =
     ["avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8"];
 
-pub fn record(name: &str, args: &Args, figures: Value) -> Result<Value> {
+/// `flags`: what the run was asked for, so that it can be asked again.
+pub fn record(name: &str, flags: Value, figures: Value) -> Result<Value> {
     Ok(json!({
         "name": name,
         "date": output("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"])?,
@@ -21,18 +20,14 @@ pub fn record(name: &str, args: &Args, figures: Value) -> Result<Value> {
         "commit": output("git", &["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])
             .unwrap_or_else(|_| "unknown".to_owned()),
         "hardware": hardware(),
-        "flags": {
-            "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
-            "rustflags": std::env::var("RUSTFLAGS").unwrap_or_default(),
-            "model": args.model.file_name().map(|name| name.to_string_lossy()),
-            "dummy": args.dummy,
-            "rounds": args.rounds,
-            "quick": args.quick,
-        },
+        "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
+        "rustflags": std::env::var("RUSTFLAGS").unwrap_or_default(),
+        "flags": flags,
         "figures": figures,
     }))
 }
 
+/// Writes a record to `tests/bench/results`; answers where.
 pub fn write(name: &str, record: &Value) -> Result<PathBuf> {
     let text = |key: &str| record[key].as_str().unwrap_or_default().replace(':', "");
     let folder = repository().join("tests/bench/results");

@@ -11,8 +11,9 @@ pub struct Source {
     text: &'static str,
 }
 
-const PRELUDE: &str = include_str!("cu/prelude.cuh");
-const INCLUDE: &str = "#include \"prelude.cuh\"";
+/// What kernels may include, by name; the second includes the first.
+const HEADERS: [(&str, &str); 2] =
+    [("prelude.cuh", include_str!("cu/prelude.cuh")), ("packed.cuh", include_str!("cu/packed.cuh"))];
 
 impl Source {
     /// Whether the kernel's own text, without the prelude, has a word.
@@ -20,14 +21,20 @@ impl Source {
         self.text.contains(word)
     }
 
-    /// The whole translation unit: the prelude stands where it was included, and lines keep their numbers.
+    /// The whole translation unit: headers stand where they were included, and lines keep their numbers.
     pub fn unit(&self) -> String {
-        let at = self.text.find(INCLUDE).expect("every kernel includes the prelude: tested below");
-        let line = self.text[..at].lines().count() + 1;
-        let rest = &self.text[at + INCLUDE.len()..];
-        let prelude = PRELUDE.replace("#pragma once", "");
-        format!("{}#line 1 \"prelude.cuh\"\n{prelude}\n#line {line} \"{}.cu\"\n{rest}", &self.text[..at], self.name)
+        with_headers(&format!("{}.cu", self.name), self.text)
     }
+}
+
+fn with_headers(file: &str, text: &str) -> String {
+    let include = |name: &str| format!("#include \"{name}\"");
+    let found = HEADERS.iter().find_map(|&(name, header)| Some((name, header, text.find(&include(name))?)));
+    // The prelude includes nothing; every kernel includes one header: tested below.
+    let Some((name, header, at)) = found else { return text.replace("#pragma once", "") };
+    let line = text[..at].lines().count() + 1;
+    let rest = &text[at + include(name).len()..];
+    format!("{}#line 1 \"{name}\"\n{}\n#line {line} \"{file}\"\n{rest}", &text[..at], with_headers(name, header))
 }
 
 macro_rules! sources {
@@ -47,6 +54,7 @@ sources! {
     RMS_NORM = "rms_norm",
     FEW_ROWS = "few_rows",
     FEW_ROWS_FP8 = "few_rows_fp8",
+    FEW_ROWS_PACKED = "few_rows_packed",
     ROPE_KV = "rope_kv",
     ATTEND_DECODE = "attend_decode",
     ATTEND_DECODE_SM90 = "attend_decode_sm90",
@@ -60,6 +68,7 @@ sources! {
     FILL_RANDOM = "fill_random",
     QUANTIZE = "quantize",
     DEQUANTIZE = "dequantize",
+    DEQUANTIZE_PACKED = "dequantize_packed",
     RMS_NORM_FP8 = "rms_norm_fp8",
     SILU_MUL_FP8 = "silu_mul_fp8",
     SCALE_ROWS = "scale_rows",
@@ -69,11 +78,12 @@ sources! {
 mod tests {
     use super::*;
 
-    /// Every kernel includes the prelude once and defines an entry point of its own name.
+    /// Every kernel includes one header once and defines an entry point of its own name.
     #[test]
     fn sources_are_whole() {
         for source in ALL {
-            assert_eq!(source.text.matches(INCLUDE).count(), 1, "{}", source.name);
+            assert_eq!(source.text.matches("#include").count(), 1, "{}", source.name);
+            assert!(!source.unit().contains("#include") && source.unit().contains("griddepcontrol"), "{}", source.name);
             assert!(source.unit().contains(&format!(" {}(", source.name)), "{}", source.name);
         }
     }

@@ -37,6 +37,8 @@ pub struct Product {
     pub add: bool,
     pub f32_out: bool,
     pub operands: Operands,
+    /// Values from one row of `out` to the next.
+    pub width: usize,
 }
 
 /// Device addresses of one product. Scales are 0 for [`Operands::Half`].
@@ -207,7 +209,7 @@ impl Blas {
         let (m, n, k) = (product.m as u64, product.n as u64, product.k as u64);
         let a = lt::create_matrix_layout(input, k, n, k as i64).map_err(err)?;
         let b = lt::create_matrix_layout(input, k, m, k as i64).map_err(err)?;
-        let c = lt::create_matrix_layout(out, n, m, n as i64).map_err(err)?;
+        let c = lt::create_matrix_layout(out, n, m, product.width as i64).map_err(err)?;
         let desc = lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, f32_type).map_err(err)?;
         let set = |attribute, value: i32| {
             // SAFETY: the attribute is a 32-bit integer, given with its size.

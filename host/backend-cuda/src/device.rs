@@ -27,6 +27,7 @@ pub struct Device {
     /// The card's own.
     pub machine: u32,
     pub multiprocessors: u32,
+    pub shared_per_multiprocessor: u32,
 }
 
 pub(crate) fn fault(operation: &str, cause: impl std::fmt::Debug) -> BackendError {
@@ -111,6 +112,9 @@ impl Device {
         let multiprocessors = context
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
             .map_err(|e| fault("multiprocessor count", e))?;
+        let shared = context
+            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)
+            .map_err(|e| fault("shared memory", e))?;
         let machine = (major * 10 + minor) as u32;
         check_versions(driver_version()?, crate::compile::nvrtc_version()?, machine)?;
         let arch = options.arch.unwrap_or(machine);
@@ -121,7 +125,8 @@ impl Device {
             });
         }
         let name = context.name().map_err(|e| fault("device name", e))?;
-        Ok(Self { context, stream, name, arch, machine, multiprocessors: multiprocessors as u32 })
+        let (multiprocessors, shared_per_multiprocessor) = (multiprocessors as u32, shared as u32);
+        Ok(Self { context, stream, name, arch, machine, multiprocessors, shared_per_multiprocessor })
     }
 
     /// Free and total bytes.

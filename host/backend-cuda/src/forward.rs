@@ -11,6 +11,7 @@ use backend::ops::{AttentionShape, ModelSpec};
 
 use crate::attention::{Decode, PrefillLaunch, SPLIT_WAVES_MAX, TensorMaps};
 use crate::blas::Blas;
+use crate::block_products::Uses;
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
 use crate::launch::{Args, Shape};
@@ -34,7 +35,7 @@ pub fn tile_tokens(shape: &AttentionShape) -> usize {
 
 /// A block operation with its weights on the device.
 pub enum DeviceOp {
-    Embed { table: Arc<Buffer> },
+    Embed { table: Matrix },
     NormQkv { norm: Buffer, weight: Matrix },
     RopeKv { layer: usize, q_norm: Option<Buffer>, k_norm: Option<Buffer> },
     Attend { layer: usize },
@@ -61,7 +62,7 @@ impl DeviceOp {
     /// Whether the library could read the scales of this operation's FP8 weights; true where it has none.
     pub fn has_library_scales(&self, scales: Fp8Scales) -> bool {
         self.matrix().is_none_or(|matrix| match matrix {
-            Matrix::Half(_) => true,
+            Matrix::Half(_) | Matrix::Packed(_) => true,
             Matrix::Fp8 { blocks, .. } => scales == Fp8Scales::Rows || blocks.is_some(),
         })
     }
@@ -71,8 +72,9 @@ impl DeviceOp {
         let norms = match self {
             Self::NormQkv { norm, .. } | Self::NormGateUp { norm, .. } => norm.bytes,
             Self::RopeKv { q_norm, k_norm, .. } => [q_norm, k_norm].into_iter().flatten().map(|norm| norm.bytes).sum(),
-            Self::Embed { table } => table.bytes,
+            Self::Embed { table } => table.bytes(),
             Self::Head { norm, weight: Matrix::Half(weight) } if Arc::strong_count(weight) > 1 => norm.bytes,
+            Self::Head { norm, weight: Matrix::Packed(weight) } if Arc::strong_count(weight) > 1 => norm.bytes,
             Self::Head { norm, weight } => norm.bytes + weight.bytes(),
             Self::Attend { .. } | Self::OutResidual { .. } | Self::DownResidual { .. } => 0,
         };
@@ -91,6 +93,8 @@ pub struct DeviceModel {
     pub rotation: Buffer,
     pub ops: Vec<DeviceOp>,
     pub kv: Vec<Buffer>,
+    /// Weights in block formats become 16 bits here before they are multiplied with many rows.
+    pub panel: Option<Buffer>,
     /// For a prefill kernel that reads through them.
     pub tensor_maps: Option<TensorMaps>,
 }
@@ -116,6 +120,7 @@ impl Kernels {
         compiler: &mut Compiler<'_>,
         shape: &AttentionShape,
         fp8: Option<Fp8Scales>,
+        blocks: &Uses,
     ) -> Result<Self, BackendError> {
         let prefill = PrefillLaunch::new(compiler.target.arch, shape);
         let attend_prefill = compiler.kernel(prefill.source, &[])?;
@@ -124,7 +129,7 @@ impl Kernels {
             begin_step: compiler.kernel(kernels::BEGIN_STEP, &[])?,
             embed: compiler.kernel(kernels::EMBED, &[])?,
             rms_norm: compiler.kernel(kernels::RMS_NORM, &[("F16", 0)])?,
-            products: ProductKernels::compile(compiler, fp8)?,
+            products: ProductKernels::compile(compiler, fp8, blocks)?,
             rope_kv: compiler.kernel(kernels::ROPE_KV, &[])?,
             attend_decode: Decode::compile(compiler, shape)?,
             attend_merge: compiler.kernel(kernels::ATTEND_MERGE, &[])?,
@@ -153,7 +158,7 @@ pub struct Workspace {
     pub mask_words: usize,
     row_seat: Buffer,
     row_position: Buffer,
-    row_token: Buffer,
+    pub row_token: Buffer,
     emit_row: Buffer,
     pub emit_run: Buffer,
     decode_items: Buffer,
@@ -371,7 +376,9 @@ impl Forward<'_> {
         let (hidden, ffn) = (model.hidden, model.ffn);
         let rows = size.rows;
         match &model.ops[index] {
-            DeviceOp::Embed { table } => {
+            DeviceOp::Embed { table: Matrix::Packed(table) } => self.embed_packed(table, rows),
+            DeviceOp::Embed { table: Matrix::Fp8 { .. } } => Err(fault("embedding", "its table is in FP8")),
+            DeviceOp::Embed { table: Matrix::Half(table) } => {
                 let args = Args::default()
                     .pointer(w.h.pointer)
                     .pointer(table.pointer)

@@ -26,10 +26,12 @@ impl Shape {
     }
 }
 
-/// Arguments of a launch. Values are copied in, in the kernel's order, eight bytes apart.
+/// Arguments of a launch. Values are copied in, in the kernel's order, from multiples of eight bytes on.
 #[derive(Default)]
 pub struct Args {
     values: Vec<u64>,
+    /// Words that belong to the argument before them.
+    further: Vec<usize>,
 }
 
 impl Args {
@@ -40,6 +42,13 @@ impl Args {
 
     pub fn int(mut self, value: usize) -> Self {
         self.values.push(u64::from(value as u32));
+        self
+    }
+
+    /// A structure, by value.
+    pub fn words(mut self, words: &[u64]) -> Self {
+        self.further.extend(self.values.len() + 1..self.values.len() + words.len());
+        self.values.extend_from_slice(words);
         self
     }
 
@@ -58,8 +67,9 @@ impl Kernel {
     /// Queues the kernel behind the stream's earlier work. On Hopper and later it may begin before its predecessor has
     /// ended; every kernel waits (`wait_previous`) before it touches what others write.
     pub fn launch(&self, device: &Device, shape: Shape, mut args: Args) -> Result<(), BackendError> {
-        let mut pointers: Vec<*mut c_void> =
-            args.values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        let base = args.values.as_mut_ptr();
+        let starts = (0..args.values.len()).filter(|index| !args.further.contains(index));
+        let mut pointers: Vec<*mut c_void> = starts.map(|index| base.wrapping_add(index).cast()).collect();
         let mut overlap = sys::CUlaunchAttribute_st {
             id: sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -80,8 +90,8 @@ impl Kernel {
         let Some(function) = self.function() else {
             return Err(fault(&format!("launching `{}`", self.name), "it was compiled without a card"));
         };
-        // SAFETY: `pointers` are as many as the kernel's parameters and outlive the call, which copies them; each value is
-        // eight bytes, at least as large as the parameter. What the kernel touches is the caller's buffers.
+        // SAFETY: `pointers` are as many as the kernel's parameters and outlive the call, which copies them; each value has
+        // at least the parameter's bytes. What the kernel touches is the caller's buffers.
         unsafe { sys::cuLaunchKernelEx(&config, function.cu_function(), pointers.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
             .map_err(|e| fault(&format!("launching `{}`", self.name), e))

@@ -7,11 +7,13 @@
 
 mod attention;
 mod blas;
+mod block_products;
 mod compile;
 mod device;
 mod forward;
 mod launch;
 mod load;
+pub mod packed;
 mod products;
 mod prompt;
 mod seats;

@@ -10,10 +10,12 @@ use cudarc::driver::result;
 
 use crate::attention::TensorMaps;
 use crate::blas::Blas;
+use crate::block_products::{Packed, Part, Uses, formats_of, panel, share_tiles};
 use crate::compile::{Compiler, Target};
 use crate::device::{Buffer, Device, DeviceOptions, fault};
 use crate::forward::{DeviceModel, DeviceOp, Kernels, Workspace};
 use crate::launch::{Args, Shape};
+use crate::packed::{Format, TILE_ROWS, pack_tile};
 use crate::products::{Fp8Scales, Fp8Work, Matrix};
 use crate::step::CudaBackend;
 
@@ -33,6 +35,9 @@ impl Default for CudaOptions {
     }
 }
 
+/// Bytes of tiles that are packed before they are copied.
+const PACK_BYTES: usize = 32 << 20;
+
 /// Left free beside the pool for the driver's own needs.
 const RESERVE_BYTES: u64 = 512 << 20;
 
@@ -46,16 +51,20 @@ pub fn load(
     let device = Device::open(&cuda.device)?;
     let (free_at_start, total) = device.memory()?;
     let shape = &spec.attention;
-    let fp8 = fp8_scales(spec, options);
+    let fp8 = fp8_scales(spec, options)?;
+    let blocks = Uses::of(spec)?;
     // Cards before 8.0 have no bf16 products; a checkpoint of f16 would lose mantissa bits in bf16.
     let f16 = device.arch < 80 || embedding_type(spec) == Some(WeightType::F16);
     let target = Target { machine: device.machine, arch: device.arch, f16 };
     let cache = cuda.device.kernel_cache.as_deref();
     let mut compiler = Compiler::new(Some(&device.context), target, cache, &model_flags(shape))?;
-    let kernels = Kernels::compile(&mut compiler, shape, fp8)?;
+    let kernels = Kernels::compile(&mut compiler, shape, fp8, &blocks)?;
     tracing::info!(compiled = compiler.compiled, cached = compiler.cached, card = %device.name, "kernels are ready");
 
-    let bytes = |w: &Weight| w.rows * w.cols * if w.scales().is_some() { 1 } else { 2 };
+    let bytes = |w: &Weight| match Format::of(w.ty) {
+        Some(_) => w.size_bytes(),
+        None => w.rows * w.cols * if w.scales().is_some() { 1 } else { 2 },
+    };
     let total_bytes = spec.weights.iter().map(|w| bytes(w) as u64).sum();
     let mut loader =
         Loader { device: &device, kernels: &kernels, spec, fp8, f16, done: 0, total: total_bytes, progress };
@@ -67,6 +76,8 @@ pub fn load(
     let workspace = Workspace::new(&device, spec, options, context_len)?;
     let mut blas = Blas::new(&device, f16)?;
     let fp8 = fp8_work(&device, spec, fp8, &ops, &mut blas, workspace.max_rows)?;
+    let panel = panel(&device, spec)?;
+    let panel_bytes = panel.as_ref().map_or(0, |panel| panel.bytes);
     device.synchronize()?;
     let (free, _) = device.memory()?;
     let allowed = (total as f64 * f64::from(cuda.memory_fraction)) as u64;
@@ -97,7 +108,7 @@ pub fn load(
     let plan = MemoryPlan {
         weights: weight_bytes,
         repacked: 0,
-        workspace: (workspace.bytes() + fp8.as_ref().map_or(0, Fp8Work::bytes)) as u64,
+        workspace: (workspace.bytes() + panel_bytes + fp8.as_ref().map_or(0, Fp8Work::bytes)) as u64,
         state: 0,
         kv_pool: pages * kv_bytes_per_token * u64::from(PAGE_TOKENS),
         kv_bytes_per_token,
@@ -121,6 +132,7 @@ pub fn load(
         rotation: rotation_table(&device, spec, context_len)?,
         ops,
         kv,
+        panel,
         tensor_maps,
     };
     let backend = CudaBackend::new(
@@ -212,11 +224,18 @@ fn embedding_type(spec: &ModelSpec) -> Option<WeightType> {
 }
 
 /// How the model's FP8 weights will be scaled; `None` when it has none.
-fn fp8_scales(spec: &ModelSpec, options: &LoadOptions) -> Option<Fp8Scales> {
+fn fp8_scales(spec: &ModelSpec, options: &LoadOptions) -> Result<Option<Fp8Scales>, BackendError> {
     if spec.weights.iter().any(|weight| weight.scales().is_some()) {
-        return Some(Fp8Scales::Blocks);
+        return Ok(Some(Fp8Scales::Blocks));
     }
-    options.quantization.map(|Quantization::Fp8| Fp8Scales::Rows)
+    let Some(Quantization::Fp8) = options.quantization else { return Ok(None) };
+    match spec.weights.iter().find(|weight| weight.ty.block_len() > 1) {
+        None => Ok(Some(Fp8Scales::Rows)),
+        Some(weight) => Err(BackendError::Unsupported {
+            what: format!("FP8 of weights that are quantised already: `{}` is {:?}", weight.name, weight.ty),
+            fix: "leave --quantization out".into(),
+        }),
+    }
 }
 
 struct Loader<'a> {
@@ -233,13 +252,13 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn ops(&mut self) -> Result<Vec<DeviceOp>, BackendError> {
         let mut ops = Vec::with_capacity(self.spec.ops.len());
-        let mut table: Option<(WeightId, std::sync::Arc<Buffer>)> = None;
+        let mut table: Option<(WeightId, Matrix)> = None;
         for op in &self.spec.ops {
             ops.push(match *op {
                 BlockOp::Embed { table: id } => {
-                    let buffer = std::sync::Arc::new(self.stacked(&[id])?);
-                    table = Some((id, std::sync::Arc::clone(&buffer)));
-                    DeviceOp::Embed { table: buffer }
+                    let matrix = self.unquantised(&[id])?;
+                    table = Some((id, shared(&matrix)?));
+                    DeviceOp::Embed { table: matrix }
                 }
                 BlockOp::NormQkv { norm, q, k, v } => {
                     DeviceOp::NormQkv { norm: self.stacked(&[norm])?, weight: self.matrix(&[q, k, v])? }
@@ -252,16 +271,16 @@ impl Loader<'_> {
                 BlockOp::Attend { kv_layer } => DeviceOp::Attend { layer: kv_layer as usize },
                 BlockOp::OutResidual { out } => DeviceOp::OutResidual { weight: self.matrix(&[out])? },
                 BlockOp::NormGateUp { norm, gate, up } => {
-                    DeviceOp::NormGateUp { norm: self.stacked(&[norm])?, weight: self.matrix(&[gate, up])? }
+                    DeviceOp::NormGateUp { norm: self.stacked(&[norm])?, weight: self.gate_up([gate, up])? }
                 }
                 BlockOp::DownResidual { down } => DeviceOp::DownResidual { weight: self.matrix(&[down])? },
                 BlockOp::Head { norm, weight } => DeviceOp::Head {
                     norm: self.stacked(&[norm])?,
                     // A tied head reads the embedding's own bytes. Heads stay in 16 bits.
-                    weight: Matrix::Half(match &table {
-                        Some((id, buffer)) if *id == weight => std::sync::Arc::clone(buffer),
-                        _ => std::sync::Arc::new(self.stacked(&[weight])?),
-                    }),
+                    weight: match &table {
+                        Some((id, matrix)) if *id == weight => shared(matrix)?,
+                        _ => self.unquantised(&[weight])?,
+                    },
                 },
                 BlockOp::NormDelta { .. } | BlockOp::DeltaRule { .. } => {
                     return Err(BackendError::Unsupported {
@@ -278,6 +297,95 @@ impl Loader<'_> {
             });
         }
         Ok(ops)
+    }
+
+    /// Weights one below the other as the file has them: in 16 bits, or in block formats.
+    fn unquantised(&mut self, ids: &[WeightId]) -> Result<Matrix, BackendError> {
+        let spec = self.spec;
+        let weights: Vec<&Weight> = ids.iter().map(|&id| spec.weight(id)).collect();
+        let Some(formats) = formats_of(&weights)? else {
+            return Ok(Matrix::Half(std::sync::Arc::new(self.stacked(ids)?)));
+        };
+        let (mut parts, mut column) = (Vec::new(), 0);
+        for (weight, format) in weights.into_iter().zip(formats) {
+            let rows = |tile: usize, r: usize| {
+                let row = tile * TILE_ROWS + r;
+                (row < weight.rows).then(|| weight.row(row))
+            };
+            let tiles = (weight.rows.div_ceil(TILE_ROWS), weight.period().div_ceil(TILE_ROWS));
+            let units = self.pack(weight, format, tiles, rows)?;
+            parts.push(Part { units, format, rows: weight.rows, column });
+            column += weight.rows;
+        }
+        Ok(Matrix::Packed(std::sync::Arc::new(Packed { parts, gate_up: false })))
+    }
+
+    /// Gate and up: in one format they share tiles, so that one block of the kernel has both sums of an output.
+    fn gate_up(&mut self, ids: [WeightId; 2]) -> Result<Matrix, BackendError> {
+        let spec = self.spec;
+        let [gate, up] = ids.map(|id| spec.weight(id));
+        match formats_of(&[gate, up])? {
+            Some(formats) if share_tiles(&formats) => {
+                let half = TILE_ROWS / 2;
+                let rows = |tile: usize, r: usize| {
+                    let row = tile * half + r % half;
+                    (row < gate.rows).then(|| if r < half { gate.row(row) } else { up.row(row) })
+                };
+                let tiles = (gate.rows.div_ceil(half), gate.period().max(up.period()).div_ceil(half));
+                let units = self.pack(gate, formats[0], tiles, rows)?;
+                let parts = vec![Part { units, format: formats[0], rows: gate.rows, column: 0 }];
+                Ok(Matrix::Packed(std::sync::Arc::new(Packed { parts, gate_up: true })))
+            }
+            _ => self.matrix(&ids),
+        }
+    }
+
+    /// Tiles of 16 rows, packed by all cores a few megabytes at a time; of `tiles` the second number are no repetitions.
+    fn pack<'w>(
+        &mut self,
+        weight: &Weight,
+        format: Format,
+        (tiles, distinct): (usize, usize),
+        rows: impl Fn(usize, usize) -> Option<&'w [u8]> + Sync,
+    ) -> Result<Buffer, BackendError> {
+        let bytes = format.tile_bytes(weight.cols);
+        let buffer = self.device.alloc(&weight.name, tiles * bytes)?;
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let at_once = (PACK_BYTES / bytes).max(threads);
+        let distinct = distinct.min(tiles);
+        let mut chunk = Vec::new();
+        for first in (0..distinct).step_by(at_once) {
+            let count = at_once.min(distinct - first);
+            chunk.clear();
+            chunk.resize(count * bytes, 0u8);
+            let share = count.div_ceil(threads);
+            std::thread::scope(|scope| {
+                for (part, out) in chunk.chunks_mut(share * bytes).enumerate() {
+                    let rows = &rows;
+                    scope.spawn(move || {
+                        for (index, out) in out.chunks_exact_mut(bytes).enumerate() {
+                            let tile = first + part * share + index;
+                            pack_tile(format, weight.cols, |r| rows(tile, r), out);
+                        }
+                    });
+                }
+            });
+            // SAFETY: the buffer has room for all tiles, of which these are some.
+            unsafe { result::memcpy_htod_sync(buffer.pointer + (first * bytes) as u64, &chunk) }
+                .map_err(|e| fault("cuMemcpyHtoD", e))?;
+            self.done += (chunk.len() * tiles / distinct) as u64;
+            (self.progress)(LoadProgress { bytes_done: self.done.min(self.total), bytes_total: self.total });
+        }
+        let mut there = distinct * bytes;
+        while there < tiles * bytes {
+            let more = there.min(tiles * bytes - there);
+            let stream = self.device.stream.cu_stream();
+            // SAFETY: both ranges lie inside the buffer and do not overlap.
+            unsafe { result::memcpy_dtod_async(buffer.pointer + there as u64, buffer.pointer, more, stream) }
+                .map_err(|e| fault("cuMemcpyDtoDAsync", e))?;
+            there += more;
+        }
+        Ok(buffer)
     }
 
     /// The weights of a product, one below the other, in the format that the model runs in.
@@ -299,7 +407,7 @@ impl Loader<'_> {
             Some(Fp8Scales::Blocks) if weights.iter().all(|w| w.scales().is_some()) => {
                 self.fp8_blocks(&weights, (n, k))
             }
-            _ => Ok(Matrix::Half(std::sync::Arc::new(self.stacked(ids)?))),
+            _ => self.unquantised(ids),
         }
     }
 
@@ -374,6 +482,15 @@ impl Loader<'_> {
     }
 }
 
+/// Another owner of an embedding, for a tied head.
+fn shared(matrix: &Matrix) -> Result<Matrix, BackendError> {
+    match matrix {
+        Matrix::Half(weights) => Ok(Matrix::Half(std::sync::Arc::clone(weights))),
+        Matrix::Packed(packed) => Ok(Matrix::Packed(std::sync::Arc::clone(packed))),
+        Matrix::Fp8 { .. } => Err(fault("an embedding", "it is in FP8")),
+    }
+}
+
 fn whole_tiles(weight: &Weight) -> Result<(), BackendError> {
     let (rows, cols) = (weight.rows, weight.cols);
     if rows.is_multiple_of(16) && cols.is_multiple_of(16) {
@@ -394,7 +511,7 @@ fn push_half(out: &mut Vec<u16>, weight: &Weight, row: usize, f16: bool) -> Resu
     }
     let values = floats(weight.ty, bytes).ok_or_else(|| BackendError::Weight {
         name: weight.name.to_string(),
-        reason: format!("{:?} has no CUDA kernel: bf16, f16, f32 and F8_E4M3 have; use `--device cpu`", weight.ty),
+        reason: format!("{:?} has no CUDA kernel here; use `--device cpu`", weight.ty),
     })?;
     if f16 {
         // What f16 cannot hold becomes its largest number, as in the kernels.
@@ -428,7 +545,7 @@ mod tests {
         }
         let block = weight(WeightType::Q8_0, 32, vec![0; 34]);
         let error = push_half(&mut Vec::new(), &block, 0, false).expect_err("no kernel").to_string();
-        assert_eq!(error, "weight `w`: Q8_0 has no CUDA kernel: bf16, f16, f32 and F8_E4M3 have; use `--device cpu`");
+        assert_eq!(error, "weight `w`: Q8_0 has no CUDA kernel here; use `--device cpu`");
         let error = whole_tiles(&block).expect_err("one row").to_string();
         assert_eq!(error, "weight `w`: FP8 of 1 rows and 32 columns on CUDA: both must be multiples of 16");
     }

@@ -14,6 +14,7 @@ use backend::BackendError;
 use backend::ops::ModelSpec;
 
 use crate::blas::{Blas, Call, Operands, Product};
+use crate::block_products::{BlockKernels, Packed, Uses};
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
 use crate::forward::{DeviceOp, Forward};
@@ -22,7 +23,7 @@ use crate::launch::{Args, Shape};
 /// Rows up to which one read of the weights through `few_rows` wins over the library.
 pub const FEW_ROWS_MAX: usize = 16;
 /// Token tiles of `few_rows`, eight rows each.
-const TILES: [usize; 2] = [1, 2];
+pub const TILES: [usize; 2] = [1, 2];
 /// Rows of weights that a block of `few_rows` takes at once.
 const TILE_ROWS: usize = 16;
 const WARPS: usize = 8;
@@ -71,6 +72,8 @@ pub enum Fp8Scales {
 
 /// A weight matrix on the device, `[n, k]` row-major, or several one below the other.
 pub enum Matrix {
+    /// In GGUF's block formats.
+    Packed(Arc<Packed>),
     /// In the model's 16-bit type; a tied head shares the embedding's.
     Half(Arc<Buffer>),
     Fp8 {
@@ -86,6 +89,7 @@ impl Matrix {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Half(weights) => weights.bytes,
+            Self::Packed(packed) => packed.bytes(),
             Self::Fp8 { codes, scales, blocks } => {
                 codes.bytes + scales.bytes + blocks.as_ref().map_or(0, |blocks| blocks.bytes)
             }
@@ -98,6 +102,7 @@ pub struct ProductKernels {
     few_rows: Vec<[Kernel; 4]>,
     silu_mul: Kernel,
     fp8: Option<Fp8Kernels>,
+    pub blocks: BlockKernels,
 }
 
 struct Fp8Kernels {
@@ -219,10 +224,15 @@ fn compile_fp8(compiler: &mut Compiler<'_>, scales: Fp8Scales) -> Result<Fp8Kern
 }
 
 impl ProductKernels {
-    pub fn compile(compiler: &mut Compiler<'_>, fp8: Option<Fp8Scales>) -> Result<Self, BackendError> {
+    pub fn compile(
+        compiler: &mut Compiler<'_>,
+        fp8: Option<Fp8Scales>,
+        blocks: &Uses,
+    ) -> Result<Self, BackendError> {
         let fp8 = fp8.map(|scales| compile_fp8(compiler, scales)).transpose()?;
         let few_rows = compile_few_rows(compiler)?;
-        Ok(Self { few_rows, silu_mul: compiler.kernel(kernels::SILU_MUL, &[])?, fp8 })
+        let blocks = BlockKernels::compile(compiler, blocks)?;
+        Ok(Self { few_rows, silu_mul: compiler.kernel(kernels::SILU_MUL, &[])?, fp8, blocks })
     }
 
     /// Rows of 16-bit weights to codes with a scale each.
@@ -323,7 +333,7 @@ fn lacking(
         if !k.is_multiple_of(128) || !n.is_multiple_of(16) {
             return Some(format!("a matrix of {n} x {k}"));
         }
-        let product = Product { m: 32, n, k, add: false, f32_out: false, operands };
+        let product = Product { m: 32, n, k, add: false, f32_out: false, operands, width: n };
         blas.check(product).err().map(|error| error.to_string())
     })
 }
@@ -448,6 +458,7 @@ impl Forward<'_> {
         (m, n, k): (usize, usize, usize),
     ) -> Result<(), BackendError> {
         match (matrix, self.quantised(m)) {
+            (Matrix::Packed(packed), _) => return self.packed_product(epilogue, out, x, packed, (m, n, k)),
             (Matrix::Half(weights), _) if m <= FEW_ROWS_MAX => {
                 let up = weights.pointer + (n * k * 2) as u64;
                 let (tile, silu) = (tile_of(m), epilogue == Epilogue::SiluMul);
@@ -469,6 +480,30 @@ impl Forward<'_> {
             _ => {}
         }
         self.library(epilogue, out, x, matrix, (m, n, k))
+    }
+
+    fn packed_product(
+        &mut self,
+        epilogue: Epilogue,
+        out: u64,
+        x: u64,
+        packed: &Packed,
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<(), BackendError> {
+        let few = m <= FEW_ROWS_MAX;
+        // Gate and up in different formats, or of many rows, are activated behind their product.
+        if epilogue == Epilogue::SiluMul && !(few && packed.gate_up) {
+            let both = self.work.gate_up.pointer;
+            match few {
+                true => self.few_rows_packed(Epilogue::Store, both, x, packed, (m, 2 * n, k))?,
+                false => self.library_packed((Epilogue::Store, 2 * n), both, x, packed, (m, n, k))?,
+            }
+            return self.activate(out, 0, (m, n));
+        }
+        match few {
+            true => self.few_rows_packed(epilogue, out, x, packed, (m, n, k)),
+            false => self.library_packed((epilogue, n), out, x, packed, (m, n, k)),
+        }
     }
 
     fn few_rows_fp8(
@@ -521,10 +556,12 @@ impl Forward<'_> {
             add: epilogue == Epilogue::AddResidual,
             f32_out: epilogue == Epilogue::StoreF32,
             operands: Operands::Half,
+            width: rows,
         };
         let to = if silu { self.work.gate_up.pointer } else { out };
         let mut sums_of = 0;
         let call = match (matrix, self.quantised(m)) {
+            (Matrix::Packed(packed), _) => return self.packed_product(epilogue, out, x, packed, (m, n, k)),
             (Matrix::Half(weights), _) => Call { out: to, x, w: weights.pointer, x_scales: 0, w_scales: 0 },
             (Matrix::Fp8 { codes, scales, blocks }, Some(fp8)) => {
                 product.operands = fp8.operands;
@@ -594,6 +631,6 @@ impl Forward<'_> {
 }
 
 /// Which of [`TILES`] holds `m` rows, at most [`FEW_ROWS_MAX`].
-fn tile_of(m: usize) -> usize {
+pub fn tile_of(m: usize) -> usize {
     TILES.iter().position(|&tiles| m <= tiles * 8).expect("m is at most 16")
 }

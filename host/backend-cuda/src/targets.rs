@@ -5,6 +5,7 @@ use std::path::Path;
 use backend::BackendError;
 use backend::ops::AttentionShape;
 
+use crate::block_products::Uses;
 use crate::compile::{Compiler, Target};
 use crate::forward::Kernels;
 use crate::load::model_flags;
@@ -54,7 +55,9 @@ pub fn compile_for(machine: u32, cache: Option<&Path>) -> Result<(u32, u32), Bac
             for &fp8 in scales {
                 let target = Target { machine, arch: machine, f16 };
                 let mut compiler = Compiler::new(None, target, cache, &model_flags(shape))?;
-                Kernels::compile(&mut compiler, shape, fp8)?;
+                // Block formats know nothing of heads, and are compiled once.
+                let blocks = if fp8 == Some(Fp8Scales::Rows) { Uses::samples() } else { Uses::default() };
+                Kernels::compile(&mut compiler, shape, fp8, &blocks)?;
                 compiled += compiler.compiled;
                 cached += compiler.cached;
             }

@@ -7,6 +7,7 @@
 //! [`sampler`] is the reference sampler: the CPU backends call it, and the GPU's sampling kernels are tested against it.
 //! This crate knows no file format and no text.
 
+pub mod blocks;
 pub mod error;
 pub mod fp8;
 pub mod load;

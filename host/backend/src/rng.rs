@@ -18,6 +18,14 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [c0, c1, c2, c3]
 }
 
+/// Number `i` of SplitMix64's stream from `seed` (Steele et al., OOPSLA 2014).
+pub fn splitmix(seed: u64, i: u64) -> u64 {
+    let mut z = i.wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
 /// Gumbel noise is never above this: `u` is at most `1 - 2^-25`, so `-ln(-ln u)` is at most 17.33.
 pub const GUMBEL_MAX: f32 = 17.4;
 

@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use crate::blocks::random_rows;
 use crate::fp8::SCALE_BLOCK;
+use crate::rng::splitmix;
 
 /// Storage formats. The byte layouts are those of the GGUF specification; see `docs/formats.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -110,13 +112,12 @@ pub struct RandomFill {
 
 impl RandomFill {
     fn value(&self, i: u64) -> f32 {
-        let mut z = i.wrapping_add(self.seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^= z >> 31;
-        ((z >> 40) as f32 / 8_388_608.0 - 1.0) * self.scale
+        ((splitmix(self.seed, i) >> 40) as f32 / 8_388_608.0 - 1.0) * self.scale
     }
 }
+
+/// Rows of random blocks that are not repetitions.
+pub const RANDOM_PERIOD: usize = 256;
 
 /// A matrix of `rows` outputs by `cols` inputs, row-major (`y = W x`); a vector has one row.
 #[derive(Clone)]
@@ -126,6 +127,8 @@ pub struct Weight {
     pub rows: usize,
     pub cols: usize,
     bytes: SharedBytes,
+    /// Rows that `bytes` hold; more rows repeat them.
+    stored_rows: usize,
     /// Set for dummy weights, so that a device may make them itself.
     pub random: Option<RandomFill>,
     /// `order[i]` is the stored row that is row `i`; files of the llama architecture interleave the rows of q and k.
@@ -149,6 +152,7 @@ impl Weight {
             rows,
             cols,
             bytes,
+            stored_rows: rows,
             random: None,
             order: None,
             scales: None,
@@ -166,10 +170,30 @@ impl Weight {
             rows,
             cols,
             bytes,
+            stored_rows: rows,
             random: Some(random),
             order: None,
             scales: None,
         }
+    }
+
+    /// Dummy weights in a block format, of about `random.scale / sqrt(3)` standard deviation like those in bf16. One run
+    /// of [`RANDOM_PERIOD`] rows is made and repeated. `None` for plain floats, and for columns that are not whole blocks.
+    pub fn random_blocks(
+        name: impl Into<Arc<str>>,
+        ty: WeightType,
+        (rows, cols): (usize, usize),
+        random: RandomFill,
+    ) -> Option<Self> {
+        let stored = rows.min(RANDOM_PERIOD);
+        let bytes = random_rows(ty, (stored, cols), random.seed, random.scale / 3f32.sqrt())?;
+        let weight = Self::new(name, ty, stored, cols, SharedBytes::from_vec(bytes))?;
+        Some(Self { rows, ..weight })
+    }
+
+    /// After how many rows this weight repeats itself: all of them but for random blocks.
+    pub fn period(&self) -> usize {
+        self.stored_rows
     }
 
     /// The same weight with its rows in another order; `None` unless `order` is a permutation of the rows.
@@ -207,7 +231,7 @@ impl Weight {
 
     /// The stored bytes of row `i`.
     pub fn row(&self, i: usize) -> &[u8] {
-        let stored = self.order.as_ref().map_or(i, |order| order[i] as usize);
+        let stored = self.order.as_ref().map_or(i, |order| order[i] as usize) % self.stored_rows;
         let len = self.row_bytes();
         &self.bytes.as_slice()[stored * len..(stored + 1) * len]
     }

@@ -1,12 +1,15 @@
-//! `gpu-check [parity|speed|steps|profile|all|targets|smallest] [fp8] [arch=N]`: the CUDA backend against the CPU one on small random
+//! `gpu-check [parity|blocks|speed|steps|profile|all|targets|smallest] [fp8|q4_k_m|..] [arch=N]`: the CUDA backend against the CPU one on small random
 //! models, then the speed table.
 //!
 //! Parity compares the logprobs of whole models over prefill chunks, mixed steps and decodes, forced along one token
 //! sequence, and that graphs, batches and chunk borders change nothing; `arch=70` runs an older card's code paths. Speed
 //! drives the backend of a full-size random model without HTTP and prints each figure with its share of the card's floor;
-//! `fp8` quantises its weights; `steps` shows what chunks of a prompt cost beside 16 decodes. `targets` compiles every kernel for every card, and needs none. `smallest`
+//! `fp8` quantises its weights, the name of a GGUF mix makes them random blocks of it; `steps` shows what chunks of a prompt
+//! cost beside 16 decodes. `blocks` is the part of parity that is about block formats. `targets` compiles every kernel for
+//! every card, and needs none. `smallest`
 //! runs each kernel once or twice, for compute-sanitizer.
 
+mod blocks;
 mod drive;
 mod fp8;
 mod parity;
@@ -16,27 +19,49 @@ mod targets;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use model::dummy::Mix;
 
 /// What the command line asks for.
 struct Asked {
     what: String,
-    fp8: bool,
+    weights: speed::Weights,
     /// Compute capability times ten.
     arch: Option<u32>,
     machines: Vec<u32>,
 }
 
 fn asked() -> Result<Asked> {
-    let mut asked = Asked { what: "all".into(), fp8: false, arch: None, machines: Vec::new() };
+    let mut asked = Asked { what: "all".into(), weights: speed::Weights::Half, arch: None, machines: Vec::new() };
     for word in std::env::args().skip(1) {
         match word.split_once('=') {
             Some(("arch", number)) => asked.arch = Some(number.parse().with_context(|| word.clone())?),
-            _ if word == "fp8" => asked.fp8 = true,
+            _ if word == "fp8" => asked.weights = speed::Weights::Fp8,
+            _ if Mix::named(&word).is_some() => {
+                asked.weights = speed::Weights::Blocks(word.clone(), Mix::named(&word).context("just looked")?);
+            }
             _ if word.bytes().all(|b| b.is_ascii_digit()) => asked.machines.push(word.parse()?),
             _ => asked.what = word,
         }
     }
     Ok(asked)
+}
+
+/// How many passed, and how many failed.
+fn check<'a>(checks: impl Iterator<Item = &'a parity::Check>, arch: Option<u32>) -> (u32, u32) {
+    let (mut passed, mut failed) = (0, 0);
+    for check in checks {
+        match (check.run)(arch) {
+            Ok(note) => {
+                passed += 1;
+                println!("ok    {:<32} {note}", check.name);
+            }
+            Err(error) => {
+                failed += 1;
+                println!("FAIL  {:<32} {error:#}", check.name);
+            }
+        }
+    }
+    (passed, failed)
 }
 
 fn main() -> ExitCode {
@@ -49,7 +74,7 @@ fn main() -> ExitCode {
     };
     let alone = match asked.what.as_str() {
         "profile" => Some(speed::profile()),
-        "steps" => Some(speed::steps(asked.fp8, &asked.machines)),
+        "steps" => Some(speed::steps(&asked.weights, &asked.machines)),
         "targets" => Some(targets::run(&asked.machines)),
         "smallest" => Some(fp8::smallest(asked.arch)),
         _ => None,
@@ -65,22 +90,13 @@ fn main() -> ExitCode {
     }
     let mut passed = 0;
     let mut failed = 0;
-    if asked.what != "speed" {
-        for check in parity::CHECKS.iter().chain(fp8::CHECKS) {
-            match (check.run)(asked.arch) {
-                Ok(note) => {
-                    passed += 1;
-                    println!("ok    {:<32} {note}", check.name);
-                }
-                Err(error) => {
-                    failed += 1;
-                    println!("FAIL  {:<32} {error:#}", check.name);
-                }
-            }
-        }
+    if asked.what == "blocks" {
+        (passed, failed) = check(blocks::CHECKS.iter(), asked.arch);
+    } else if asked.what != "speed" {
+        (passed, failed) = check(parity::CHECKS.iter().chain(fp8::CHECKS).chain(blocks::CHECKS), asked.arch);
     }
-    if asked.what != "parity"
-        && let Err(error) = speed::run(asked.fp8)
+    if !matches!(asked.what.as_str(), "parity" | "blocks")
+        && let Err(error) = speed::run(&asked.weights)
     {
         failed += 1;
         println!("FAIL  speed: {error:#}");

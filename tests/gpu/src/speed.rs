@@ -5,11 +5,13 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use backend::Backend;
 use backend::load::{LoadOptions, Quantization};
-use backend::ops::{AttentionShape, Rope};
+use backend::ops::{AttentionShape, ModelSpec, Rope};
+use backend::weights::Weight;
 use backend_cuda::CudaOptions;
 use contract::TokenId;
 use contract::sampling::SamplingParams;
 use model::decoder::Settings;
+use model::dummy::Mix;
 
 use crate::drive::{Driver, Part};
 
@@ -37,17 +39,37 @@ fn qwen3_8b() -> Settings {
 
 const VOCAB: usize = 151_936;
 
-pub fn run(fp8: bool) -> Result<()> {
+/// What the random weights are.
+pub enum Weights {
+    Half,
+    Fp8,
+    /// Random blocks of a GGUF mix, with its name.
+    Blocks(String, Mix),
+}
+
+impl Weights {
+    /// The model, what loading makes of it, and a name for people.
+    fn model(&self, settings: &Settings) -> Result<(ModelSpec, Option<Quantization>, &str)> {
+        let plain = model::dummy::spec(settings, VOCAB, 1)?;
+        Ok(match self {
+            Self::Half => (plain, None, "bf16"),
+            Self::Fp8 => (plain, Some(Quantization::Fp8), "FP8"),
+            Self::Blocks(name, mix) => (model::dummy::quantised(plain, *mix), None, name.as_str()),
+        })
+    }
+}
+
+pub fn run(weights: &Weights) -> Result<()> {
     let settings = qwen3_8b();
     let started = Instant::now();
-    let spec = model::dummy::spec(&settings, VOCAB, 1)?;
-    let quantization = fp8.then_some(Quantization::Fp8);
+    let (spec, quantization, format) = weights.model(&settings)?;
     let options =
         LoadOptions { seats: 128, max_rows: 8192, context_len: Some(40_960), quantization, ..LoadOptions::default() };
     let (mut backend, plan) = backend_cuda::load(&spec, &options, &CudaOptions::default(), &mut |_| {})?;
-    let format = if fp8 { "FP8" } else { "bf16" };
     println!("Qwen3-8B {format}, random weights: ready in {:.1} s, {plan:?}", started.elapsed().as_secs_f64());
-    let weights = plan.weights as f64 - (VOCAB * settings.hidden * 2) as f64;
+    // Of the embedding a step reads a row for each token.
+    let embedding = spec.weights.iter().find(|weight| weight.rows == VOCAB).map_or(0, Weight::size_bytes);
+    let weights = plan.weights as f64 - embedding as f64;
     println!("{:<28} {:>10} {:>12} {:>8}", "cell", "ms", "tok/s", "floor");
     for (prompt, rows) in
         [(200, 1), (200, 2), (200, 4), (200, 8), (200, 16), (200, 32), (200, 64), (200, 128), (8000, 1), (8000, 8)]
@@ -67,10 +89,9 @@ pub fn run(fp8: bool) -> Result<()> {
 }
 
 /// Milliseconds of steps with 16 decodes and a chunk, by the chunk's rows and the tokens before it.
-pub fn steps(fp8: bool, depths: &[u32]) -> Result<()> {
+pub fn steps(weights: &Weights, depths: &[u32]) -> Result<()> {
     let settings = Settings { context_len: 131_072, ..qwen3_8b() };
-    let spec = model::dummy::spec(&settings, VOCAB, 1)?;
-    let quantization = fp8.then_some(Quantization::Fp8);
+    let (spec, quantization, _) = weights.model(&settings)?;
     let options = LoadOptions { seats: 32, max_rows: 8192, quantization, ..LoadOptions::default() };
     let started = Instant::now();
     let (mut backend, _) = backend_cuda::load(&spec, &options, &CudaOptions::default(), &mut |_| {})?;

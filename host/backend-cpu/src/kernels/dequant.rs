@@ -1,10 +1,9 @@
 //! Values of stored rows, in the arithmetic of the GGUF reference: the oracle for packing, and the embedding lookup.
 
+use backend::blocks::k_scales;
 use backend::fp8::e4m3_to_f32;
 use backend::weights::WeightType;
 use half::{bf16, f16};
-
-use super::formats::k_scales;
 
 /// Values of IQ4 codes.
 const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];

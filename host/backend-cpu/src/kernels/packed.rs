@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use backend::BackendError;
+use backend::blocks::{CodeBlock, code_block};
 use backend::weights::{Weight, WeightType};
 use half::{bf16, f16};
 
 use super::buffer::Buffer;
-use super::formats::{CodeBlock, ScaleForm, Spec, code_block};
+use super::formats::{ScaleForm, Spec};
 use super::tile::TilePtr;
 use super::{BLOCK, RowForms, TILE_ROWS};
 

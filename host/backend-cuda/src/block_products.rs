@@ -1,0 +1,350 @@
+//! Products of weights in GGUF's block formats: few rows by a kernel of their own, many through a panel in 16 bits.
+
+use std::collections::{BTreeSet, HashMap};
+
+use backend::BackendError;
+use backend::ops::{BlockOp, ModelSpec};
+use backend::weights::{Weight, WeightId};
+
+use crate::blas::{Call, Operands, Product};
+use crate::compile::{Compiler, Kernel};
+use crate::device::{Buffer, Device, fault};
+use crate::forward::Forward;
+use crate::launch::{Args, Shape};
+use crate::packed::{Format, TILE_ROWS, UNIT_COLS};
+use crate::products::{Epilogue, TILES, library_rows, tile_of};
+
+/// Parts of one launch; the kernel's PARTS_MAX.
+const PARTS_MAX: usize = 4;
+/// The largest panel of 16-bit weights that many rows are multiplied with: a feed-forward matrix of 9B at once.
+const PANEL_BYTES_MAX: usize = 256 << 20;
+/// Warps of a block that turns weights to 16 bits, a unit each.
+const DEQUANTIZE_WARPS: usize = 8;
+
+/// Some rows of a matrix in one format, tile by tile.
+pub struct Part {
+    pub units: Buffer,
+    pub format: Format,
+    /// Outputs: of a tile 16, or 8 where it holds gate and up.
+    pub rows: usize,
+    /// Where they begin among the matrix's outputs.
+    pub column: usize,
+}
+
+/// A matrix `[n, k]` of parts one below the other.
+pub struct Packed {
+    pub parts: Vec<Part>,
+    /// Rows 0 to 7 of a tile are gate, 8 to 15 the same rows of up.
+    pub gate_up: bool,
+}
+
+impl Packed {
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.units.bytes).sum()
+    }
+
+    fn tile_outputs(&self) -> usize {
+        if self.gate_up { TILE_ROWS / 2 } else { TILE_ROWS }
+    }
+}
+
+/// One compiled form of the few-rows kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Use {
+    pub formats: [Format; 2],
+    pub mode: usize,
+    /// Rows that do not end with a unit.
+    pub tail: bool,
+}
+
+/// What a model's block formats need of kernels.
+#[derive(Default, Debug)]
+pub struct Uses {
+    pub few_rows: BTreeSet<Use>,
+    pub formats: BTreeSet<Format>,
+}
+
+/// The formats of weights that are to be one matrix; `None`: they are plain floats.
+///
+/// # Errors
+/// [`BackendError::Weight`] when only some are in a block format, or one in a format without a kernel.
+pub fn formats_of(weights: &[&Weight]) -> Result<Option<Vec<Format>>, BackendError> {
+    let formats: Vec<_> = weights.iter().map(|weight| Format::of(weight.ty)).collect();
+    let Some(first) = formats.iter().position(Option::is_some) else { return Ok(None) };
+    match formats.iter().position(Option::is_none) {
+        None => Ok(Some(formats.into_iter().flatten().collect())),
+        Some(odd) => Err(BackendError::Weight {
+            name: weights[odd].name.to_string(),
+            reason: format!(
+                "{:?} beside {:?} of `{}` in one product on CUDA: all its parts must be in block formats; use `--device cpu`",
+                weights[odd].ty, weights[first].ty, weights[first].name
+            ),
+        }),
+    }
+}
+
+/// Whether gate and up share tiles.
+pub fn share_tiles(formats: &[Format]) -> bool {
+    formats[0] == formats[1]
+}
+
+/// Parts in groups of at most two formats and [`PARTS_MAX`] parts: a launch each.
+fn launches(formats: impl Iterator<Item = Format>) -> Vec<([Format; 2], Vec<usize>)> {
+    let mut groups: Vec<(Vec<Format>, Vec<usize>)> = Vec::new();
+    for (index, format) in formats.enumerate() {
+        let fits = |(kinds, parts): &(Vec<Format>, Vec<usize>)| {
+            parts.len() < PARTS_MAX && (kinds.contains(&format) || kinds.len() < 2)
+        };
+        match groups.last_mut().filter(|group| fits(group)) {
+            Some((kinds, parts)) => {
+                if !kinds.contains(&format) {
+                    kinds.push(format);
+                }
+                parts.push(index);
+            }
+            None => groups.push((vec![format], vec![index])),
+        }
+    }
+    groups.into_iter().map(|(kinds, parts)| ([kinds[0], kinds[kinds.len() - 1]], parts)).collect()
+}
+
+impl Uses {
+    /// What the model's products and its embedding use. A mixed matrix is an error here, before anything is loaded.
+    pub fn of(spec: &ModelSpec) -> Result<Self, BackendError> {
+        let mut uses = Self::default();
+        for op in &spec.ops {
+            match *op {
+                BlockOp::Embed { table } => uses.formats.extend(Format::of(spec.weight(table).ty)),
+                BlockOp::NormQkv { q, k, v, .. } => uses.add(spec, &[q, k, v], Epilogue::Store)?,
+                BlockOp::NormDelta { qkv, z, beta, alpha, .. } => {
+                    uses.add(spec, &[qkv, z, beta, alpha], Epilogue::Store)?;
+                }
+                BlockOp::OutResidual { out } => uses.add(spec, &[out], Epilogue::AddResidual)?,
+                BlockOp::NormGateUp { gate, up, .. } => uses.add(spec, &[gate, up], Epilogue::SiluMul)?,
+                BlockOp::DownResidual { down } => uses.add(spec, &[down], Epilogue::AddResidual)?,
+                BlockOp::Head { weight, .. } => uses.add(spec, &[weight], Epilogue::StoreF32)?,
+                _ => {}
+            }
+        }
+        Ok(uses)
+    }
+
+    fn add(&mut self, spec: &ModelSpec, ids: &[WeightId], epilogue: Epilogue) -> Result<(), BackendError> {
+        let weights: Vec<&Weight> = ids.iter().map(|&id| spec.weight(id)).collect();
+        let Some(mut formats) = formats_of(&weights)? else { return Ok(()) };
+        let mut epilogue = epilogue;
+        if epilogue == Epilogue::SiluMul {
+            match share_tiles(&formats) {
+                true => formats.truncate(1),
+                false => epilogue = Epilogue::Store,
+            }
+        }
+        self.formats.extend(&formats);
+        let tail = !weights[0].cols.is_multiple_of(UNIT_COLS);
+        let uses = launches(formats.into_iter());
+        self.few_rows.extend(uses.into_iter().map(|(formats, _)| Use { formats, mode: epilogue as usize, tail }));
+        Ok(())
+    }
+
+    /// Every format once, and every form of the most common: what is compiled for cards that are not there.
+    pub fn samples() -> Self {
+        let mut few_rows: BTreeSet<Use> =
+            Format::ALL.into_iter().map(|format| Use { formats: [format; 2], mode: 0, tail: format < Format::Q4_K }).collect();
+        few_rows.extend((1..4).map(|mode| Use { formats: [Format::Q4_K; 2], mode, tail: false }));
+        few_rows.insert(Use { formats: [Format::Q4_K, Format::Q6_K], mode: 0, tail: false });
+        Self { few_rows, formats: Format::ALL.into_iter().collect() }
+    }
+}
+
+/// Warps of a block, how many such blocks share a multiprocessor, and the units that each warp has on the way.
+#[derive(Clone, Copy)]
+struct Ring {
+    warps: usize,
+    blocks: usize,
+    depth: usize,
+}
+
+impl Ring {
+    fn new(arch: u32) -> Self {
+        match arch {
+            // Copies are not asynchronous, and shared memory ends at 64 KiB.
+            ..80 => Self { warps: 4, blocks: 3, depth: 1 },
+            80 | 90 | 100 => Self { warps: 12, blocks: 2, depth: 2 },
+            // 99 KiB a block.
+            _ => Self { warps: 8, blocks: 2, depth: 2 },
+        }
+    }
+
+    /// As few idle turns at a row's units as can be, then as many warps.
+    fn warps_for(self, units: usize) -> usize {
+        let cost = |warps: usize| units.div_ceil(warps) * warps;
+        let most = self.warps.min(units);
+        (self.warps / 2 + 1..=most).rev().min_by_key(|&warps| cost(warps)).unwrap_or(most)
+    }
+
+    fn shared_bytes(self, warps: usize, tiles: usize, formats: [Format; 2]) -> usize {
+        let slot = formats[0].unit_bytes().max(formats[1].unit_bytes());
+        let table = if formats.iter().any(|format| format.has_table()) { 256 * 32 * 4 } else { 0 };
+        // The ring, the decoded scales of a unit, a barrier for each place; two areas of partial sums.
+        let warp = self.depth * slot + 1024 + (self.depth * 8).next_multiple_of(16);
+        table + warps * warp + 2 * warps * tiles * 8 * (TILE_ROWS + 1) * size_of::<f32>()
+    }
+}
+
+pub struct BlockKernels {
+    ring: Ring,
+    /// By token tiles.
+    few_rows: HashMap<Use, [Kernel; 2]>,
+    dequantize: HashMap<Format, Kernel>,
+    embed: HashMap<Format, Kernel>,
+}
+
+impl BlockKernels {
+    pub fn compile(compiler: &mut Compiler<'_>, uses: &Uses) -> Result<Self, BackendError> {
+        let ring = Ring::new(compiler.target.arch);
+        let mut few_rows = HashMap::new();
+        for &asked in &uses.few_rows {
+            let mut kernel = |tiles: usize| {
+                let flags = [
+                    ("NT", tiles),
+                    ("TYPE0", asked.formats[0] as usize),
+                    ("TYPE1", asked.formats[1] as usize),
+                    ("MODE", asked.mode),
+                    ("TAIL", usize::from(asked.tail)),
+                    ("DEPTH", ring.depth),
+                    ("WARPS", ring.warps),
+                    ("BLOCKS", ring.blocks),
+                ];
+                let kernel = compiler.kernel(kernels::FEW_ROWS_PACKED, &flags)?;
+                kernel.allow_shared(ring.shared_bytes(ring.warps, tiles, asked.formats) as u32)?;
+                Ok::<_, BackendError>(kernel)
+            };
+            few_rows.insert(asked, [kernel(TILES[0])?, kernel(TILES[1])?]);
+        }
+        let mut all = |embed: usize| {
+            let mut kernel = |format: Format| {
+                compiler.kernel(kernels::DEQUANTIZE_PACKED, &[("TYPE0", format as usize), ("EMBED", embed)])
+            };
+            uses.formats.iter().map(|&format| Ok((format, kernel(format)?))).collect::<Result<_, BackendError>>()
+        };
+        Ok(Self { ring, few_rows, dequantize: all(0)?, embed: all(1)? })
+    }
+}
+
+/// Room for the weights of the product at hand in 16 bits; `None` where a model has none in block formats.
+pub fn panel(device: &Device, spec: &ModelSpec) -> Result<Option<Buffer>, BackendError> {
+    let packed = spec.weights.iter().filter(|weight| Format::of(weight.ty).is_some());
+    // Two matrices may be one below the other.
+    let Some(largest) = packed.map(|weight| 2 * weight.rows * weight.cols * 2).max() else { return Ok(None) };
+    device.alloc("weights in 16 bits", largest.min(PANEL_BYTES_MAX)).map(Some)
+}
+
+impl Forward<'_> {
+    /// `h = table[token]`
+    pub(crate) fn embed_packed(&self, table: &Packed, rows: usize) -> Result<(), BackendError> {
+        let part = &table.parts[0];
+        let args = Args::default()
+            .pointer(self.work.h.pointer)
+            .pointer(part.units.pointer)
+            .pointer(self.work.row_token.pointer)
+            .int(self.model.hidden);
+        let kernel = self.block_kernel(&self.kernels.products.blocks.embed, part.format)?;
+        kernel.launch(self.device, Shape::new(rows as u32, (DEQUANTIZE_WARPS * 32) as u32), args)
+    }
+
+    fn block_kernel<'k>(&self, by: &'k HashMap<Format, Kernel>, format: Format) -> Result<&'k Kernel, BackendError> {
+        by.get(&format).ok_or_else(|| fault("a product", format!("{format:?} was not compiled")))
+    }
+
+    /// `(rows, n, k)` as for every product; up to [`crate::products::FEW_ROWS_MAX`] rows.
+    pub(crate) fn few_rows_packed(
+        &self,
+        epilogue: Epilogue,
+        out: u64,
+        x: u64,
+        packed: &Packed,
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<(), BackendError> {
+        let kernels = &self.kernels.products.blocks;
+        let (tile, units) = (tile_of(m), k.div_ceil(UNIT_COLS));
+        for (formats, parts) in launches(packed.parts.iter().map(|part| part.format)) {
+            let asked = Use { formats, mode: epilogue as usize, tail: !k.is_multiple_of(UNIT_COLS) };
+            let kernel = kernels
+                .few_rows
+                .get(&asked)
+                .ok_or_else(|| fault("a product", format!("{asked:?} was not compiled")))?;
+            let (mut words, mut end) = (Vec::with_capacity(3 * PARTS_MAX), 0);
+            for index in 0..PARTS_MAX {
+                let part = parts.get(index).map(|&part| &packed.parts[part]);
+                end += part.map_or(0, |part| part.rows.div_ceil(packed.tile_outputs()));
+                let (pointer, rows, column) = part.map_or((0, 0, 0), |part| (part.units.pointer, part.rows, part.column));
+                let kind = part.is_some_and(|part| part.format != formats[0]);
+                words.extend([pointer, end as u64 | (rows as u64) << 32, column as u64 | u64::from(kind) << 32]);
+            }
+            let warps = kernels.ring.warps_for(units);
+            let shared = kernels.ring.shared_bytes(warps, TILES[tile], formats);
+            let resident = (kernels.ring.warps * kernels.ring.blocks / warps)
+                .min(self.device.shared_per_multiprocessor as usize / (shared + 1024))
+                .max(1);
+            let blocks = end.min(self.device.multiprocessors as usize * resident);
+            let args = Args::default().pointer(out).pointer(x).words(&words).int(m).int(n).int(k);
+            let shape = Shape::new(blocks as u32, (warps * 32) as u32).shared(shared as u32);
+            kernel[tile].launch(self.device, shape, args)?;
+        }
+        Ok(())
+    }
+
+    /// Through cuBLASLt, a panel of weights at a time. `out` has rows of `width` values.
+    pub(crate) fn library_packed(
+        &mut self,
+        (epilogue, width): (Epilogue, usize),
+        out: u64,
+        x: u64,
+        packed: &Packed,
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<(), BackendError> {
+        let Some(panel) = &self.model.panel else {
+            return Err(fault("a product of many rows", "no panel was allocated"));
+        };
+        let outputs = packed.tile_outputs();
+        let size = if epilogue == Epilogue::StoreF32 { 4 } else { 2 };
+        let tiles_max = panel.bytes / (TILE_ROWS * k * 2);
+        for part in &packed.parts {
+            let tiles = part.rows.div_ceil(outputs);
+            for first in (0..tiles).step_by(tiles_max.max(1)) {
+                let count = tiles_max.max(1).min(tiles - first);
+                let rows = (count * outputs).min(part.rows - first * outputs);
+                // The second halves of tiles of gate and up are rows of up, which go behind those of gate.
+                let low = if packed.gate_up { rows } else { TILE_ROWS / 2 };
+                let args = Args::default()
+                    .pointer(panel.pointer)
+                    .pointer(part.units.pointer + (first * part.format.tile_bytes(k)) as u64)
+                    .int(count)
+                    .int(rows)
+                    .int(outputs)
+                    .int(low)
+                    .int(k);
+                let kernel = self.block_kernel(&self.kernels.products.blocks.dequantize, part.format)?;
+                let blocks = (count * k.div_ceil(UNIT_COLS)).div_ceil(DEQUANTIZE_WARPS) as u32;
+                kernel.launch(self.device, Shape::new(blocks, (DEQUANTIZE_WARPS * 32) as u32), args)?;
+                let product = Product {
+                    m: library_rows(m),
+                    n: rows,
+                    k,
+                    add: epilogue == Epilogue::AddResidual,
+                    f32_out: epilogue == Epilogue::StoreF32,
+                    operands: Operands::Half,
+                    width,
+                };
+                let mut column = part.column + first * outputs;
+                for half in 0..if packed.gate_up { 2 } else { 1 } {
+                    let w = panel.pointer + (half * rows * k * 2) as u64;
+                    let call = Call { out: out + (column * size) as u64, x, w, x_scales: 0, w_scales: 0 };
+                    self.blas.run(self.device, product, call)?;
+                    column += n;
+                }
+            }
+        }
+        Ok(())
+    }
+}

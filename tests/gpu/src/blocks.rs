@@ -1,0 +1,152 @@
+//! GGUF's block formats on the card against the same blocks on the CPU, in plain f32.
+
+use anyhow::{Context, Result, ensure};
+use backend::Backend;
+use backend::ops::ModelSpec;
+use backend::weights::WeightType;
+use backend_cpu::{CpuOptions, Numerics};
+use backend_cuda::CudaOptions;
+use contract::sampling::SamplingParams;
+use model::decoder::Settings;
+use model::dummy::{Mix, quantised};
+
+use crate::drive::{Driver, Part};
+use crate::parity::{Check, LOGPROB_BOUND, difference, forced, options, small, spec, tokens};
+
+pub const CHECKS: &[Check] = &[
+    Check { name: "Q4_0", run: |arch| parity(&odd(), Mix::Only(WeightType::Q4_0), arch) },
+    Check { name: "Q4_1", run: |arch| parity(&odd(), Mix::Only(WeightType::Q4_1), arch) },
+    Check { name: "Q5_0", run: |arch| parity(&odd(), Mix::Only(WeightType::Q5_0), arch) },
+    Check { name: "Q5_1", run: |arch| parity(&odd(), Mix::Only(WeightType::Q5_1), arch) },
+    Check { name: "Q8_0", run: |arch| parity(&odd(), Mix::Only(WeightType::Q8_0), arch) },
+    Check { name: "Q4_K", run: |arch| parity(&whole(), Mix::Only(WeightType::Q4_K), arch) },
+    Check { name: "Q5_K", run: |arch| parity(&whole(), Mix::Only(WeightType::Q5_K), arch) },
+    Check { name: "Q6_K", run: |arch| parity(&whole(), Mix::Only(WeightType::Q6_K), arch) },
+    Check { name: "IQ4_NL", run: |arch| parity(&odd(), Mix::Only(WeightType::IQ4_NL), arch) },
+    Check { name: "IQ4_XS", run: |arch| parity(&whole(), Mix::Only(WeightType::IQ4_XS), arch) },
+    Check { name: "Q4_K_M, tied head", run: |arch| parity(&tied(), Mix::Q4KM, arch) },
+    Check { name: "IQ4_XS mix, odd width", run: |arch| parity(&odd(), Mix::Iq4Xs, arch) },
+    Check { name: "gate and up differ", run: gate_and_up_differ },
+    Check { name: "block graph equals eager", run: graph_equals_eager },
+    Check { name: "block rows equal in any batch", run: rows_equal },
+];
+
+/// Few rows, then many: through a panel in 16 bits.
+const CUTS: [usize; 14] = [16, 1, 5, 9, 1, 16, 2, 8, 64, 63, 130, 17, 33, 20];
+
+/// Every width is whole blocks of 256.
+fn whole() -> Settings {
+    Settings { ffn: 512, ..small(8, 2, 128, true) }
+}
+
+/// 544 and 576 columns.
+fn odd() -> Settings {
+    small(9, 3, 64, false)
+}
+
+fn tied() -> Settings {
+    Settings { tied_head: Some(true), layers: 8, ..whole() }
+}
+
+fn cuda(spec: &ModelSpec, graphs: bool, arch: Option<u32>) -> Result<Box<dyn Backend>> {
+    let mut cuda = CudaOptions { graphs, memory_fraction: 0.5, ..CudaOptions::default() };
+    cuda.device.arch = arch;
+    Ok(Box::new(backend_cuda::load(spec, &options(), &cuda, &mut |_| {})?.0))
+}
+
+fn compare(spec: ModelSpec, arch: Option<u32>) -> Result<String> {
+    let text = tokens(5, CUTS.iter().sum());
+    let found = forced(&mut *cuda(&spec, true, arch)?, &text, &CUTS)?;
+    let exact = CpuOptions { numerics: Numerics::Exact, ..CpuOptions::default() };
+    let mut cpu = backend_cpu::load_with(spec, &options(), &exact, &mut |_| {})?.0;
+    let worst = difference(&forced(&mut cpu, &text, &CUTS)?, &found)?;
+    ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}, the bound is {LOGPROB_BOUND}");
+    Ok(format!("worst difference {worst:.4}"))
+}
+
+fn parity(settings: &Settings, mix: Mix, arch: Option<u32>) -> Result<String> {
+    compare(quantised(spec(settings)?, mix), arch)
+}
+
+/// Products whose parts have two and three formats, in one launch and in two.
+fn gate_and_up_differ(arch: Option<u32>) -> Result<String> {
+    let formats = [Mix::Only(WeightType::Q4_K), Mix::Only(WeightType::Q6_K), Mix::Only(WeightType::Q8_0)];
+    let made: Vec<ModelSpec> =
+        formats.iter().map(|&mix| Ok(quantised(spec(&whole())?, mix))).collect::<Result<_>>()?;
+    let mut mixed = made[0].clone();
+    for (index, weight) in mixed.weights.iter_mut().enumerate() {
+        *weight = made[index % 3].weights[index].clone();
+    }
+    compare(mixed, arch)
+}
+
+fn graph_equals_eager(arch: Option<u32>) -> Result<String> {
+    let spec = quantised(spec(&whole())?, Mix::Q4KM);
+    let text = tokens(6, 60);
+    let cuts = [20usize, 1, 1, 1, 1, 1, 1, 1, 1];
+    let eager = forced(&mut *cuda(&spec, false, arch)?, &text, &cuts)?;
+    let graph = forced(&mut *cuda(&spec, true, arch)?, &text, &cuts)?;
+    ensure!(eager == graph, "logprobs differ by {}", difference(&eager, &graph)?);
+    Ok(format!("{} rows equal", eager.len()))
+}
+
+/// Up to 16 rows a row's sums do not depend on what stands beside it.
+fn rows_equal(arch: Option<u32>) -> Result<String> {
+    let spec = quantised(spec(&whole())?, Mix::Q4KM);
+    let mut backend = cuda(&spec, true, arch)?;
+    let sampling = SamplingParams { temperature: 0.0, logprobs: Some(20), ..SamplingParams::default() };
+    let mut found = Vec::new();
+    for seats in [1u16, 3, 8, 16] {
+        let mut driver = Driver::new(&mut *backend);
+        for seat in 0..seats {
+            let text = tokens(60 + u32::from(seat), 40);
+            driver.bind(seat, &sampling, &text)?;
+            driver.step(&[Part { seat, tokens: &text, emit: true }])?;
+        }
+        let parts: Vec<Part<'_>> = (0..seats).map(|seat| Part { seat, tokens: &[], emit: true }).collect();
+        let mut first = Vec::new();
+        for _ in 0..20 {
+            first.push(driver.step(&parts)?.logprobs.first().context("the first seat's logprobs")?.top.clone());
+        }
+        found.push(first);
+    }
+    ensure!(found.iter().all(|rows| *rows == found[0]), "the first seat's logprobs depend on its neighbours");
+    Ok("1, 3, 8 and 16 rows a step".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use backend::blocks::random_rows;
+    use backend::rng::splitmix;
+    use backend_cpu::kernels::dequant::dequantize_row;
+    use backend_cuda::packed::{Format, TILE_ROWS, pack_tile, unpack_row};
+
+    /// Unpacking a packed tile gives the file's values to the bit, whatever the bytes are.
+    #[test]
+    fn packing_loses_nothing() {
+        for format in Format::ALL {
+            let ty = format.weight_type();
+            for cols in [256, 512, if ty.block_len() == 32 { 352 } else { 768 }] {
+                let bytes = ty.row_bytes(cols).expect("whole blocks");
+                let sane = random_rows(ty, (TILE_ROWS, cols), 5, 0.02).expect("a block format");
+                let wild: Vec<u8> = (0..sane.len()).map(|i| splitmix(9, i as u64) as u8).collect();
+                for stored in [sane, wild] {
+                    let row = |r: usize| (r < 13).then(|| &stored[r * bytes..(r + 1) * bytes]);
+                    let mut tile = vec![0; format.tile_bytes(cols)];
+                    pack_tile(format, cols, row, &mut tile);
+                    for r in 0..TILE_ROWS {
+                        let (mut found, mut expected) = (vec![1.0; cols], vec![0.0; cols]);
+                        unpack_row(format, &tile, r, &mut found);
+                        if let Some(bytes) = row(r) {
+                            dequantize_row(ty, bytes, &mut expected);
+                        }
+                        for (col, (a, b)) in found.iter().zip(&expected).enumerate() {
+                            let same = a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()) || (r >= 13 && *a == 0.0);
+                            assert!(same, "{ty:?} row {r} column {col}: {a} for {b}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

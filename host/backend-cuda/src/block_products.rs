@@ -148,8 +148,10 @@ impl Uses {
 
     /// Every format once, and every form of the most common: what is compiled for cards that are not there.
     pub fn samples() -> Self {
-        let mut few_rows: BTreeSet<Use> =
-            Format::ALL.into_iter().map(|format| Use { formats: [format; 2], mode: 0, tail: format < Format::Q4_K }).collect();
+        let mut few_rows: BTreeSet<Use> = Format::ALL
+            .into_iter()
+            .map(|format| Use { formats: [format; 2], mode: 0, tail: format < Format::Q4_K })
+            .collect();
         few_rows.extend((1..4).map(|mode| Use { formats: [Format::Q4_K; 2], mode, tail: false }));
         few_rows.insert(Use { formats: [Format::Q4_K, Format::Q6_K], mode: 0, tail: false });
         Self { few_rows, formats: Format::ALL.into_iter().collect() }
@@ -277,7 +279,8 @@ impl Forward<'_> {
             for index in 0..PARTS_MAX {
                 let part = parts.get(index).map(|&part| &packed.parts[part]);
                 end += part.map_or(0, |part| part.rows.div_ceil(packed.tile_outputs()));
-                let (pointer, rows, column) = part.map_or((0, 0, 0), |part| (part.units.pointer, part.rows, part.column));
+                let (pointer, rows, column) =
+                    part.map_or((0, 0, 0), |part| (part.units.pointer, part.rows, part.column));
                 let kind = part.is_some_and(|part| part.format != formats[0]);
                 words.extend([pointer, end as u64 | (rows as u64) << 32, column as u64 | u64::from(kind) << 32]);
             }

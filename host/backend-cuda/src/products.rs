@@ -224,11 +224,7 @@ fn compile_fp8(compiler: &mut Compiler<'_>, scales: Fp8Scales) -> Result<Fp8Kern
 }
 
 impl ProductKernels {
-    pub fn compile(
-        compiler: &mut Compiler<'_>,
-        fp8: Option<Fp8Scales>,
-        blocks: &Uses,
-    ) -> Result<Self, BackendError> {
+    pub fn compile(compiler: &mut Compiler<'_>, fp8: Option<Fp8Scales>, blocks: &Uses) -> Result<Self, BackendError> {
         let fp8 = fp8.map(|scales| compile_fp8(compiler, scales)).transpose()?;
         let few_rows = compile_few_rows(compiler)?;
         let blocks = BlockKernels::compile(compiler, blocks)?;

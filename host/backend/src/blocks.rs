@@ -133,7 +133,9 @@ pub fn random_rows(ty: WeightType, (rows, cols): (usize, usize), seed: u64, devi
             _ => put(0, d),
         }
         match ty {
-            WeightType::Q4_1 | WeightType::Q5_1 => block[2..4].copy_from_slice(&f16::from_f32(-centre * d).to_le_bytes()),
+            WeightType::Q4_1 | WeightType::Q5_1 => {
+                block[2..4].copy_from_slice(&f16::from_f32(-centre * d).to_le_bytes())
+            }
             WeightType::Q4_K | WeightType::Q5_K => {
                 block[2..4].copy_from_slice(&f16::from_f32(centre * d).to_le_bytes());
                 // Sub-scales and sub-minima are equal, so that no sub-block leans to one side.

@@ -189,9 +189,8 @@ impl Mix {
 pub fn quantised(mut spec: ModelSpec, mix: Mix) -> ModelSpec {
     let layers = spec.ops.iter().filter(|op| matches!(op, BlockOp::DownResidual { .. })).count();
     // llama.cpp: the first and the last eighth, and every third between.
-    let more = |layer: usize| {
-        layer < layers / 8 || layer >= 7 * layers / 8 || layer.saturating_sub(layers / 8) % 3 == 2
-    };
+    let more =
+        |layer: usize| layer < layers / 8 || layer >= 7 * layers / 8 || layer.saturating_sub(layers / 8) % 3 == 2;
     let mut layer = 0;
     let mut roles: Vec<(WeightId, Role)> = Vec::new();
     for op in &spec.ops {

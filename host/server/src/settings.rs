@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use api::ReasoningField;
 use backend::load::Quantization;
+use model::dummy::Mix;
 use serde_json::{Map, Value};
 
 use crate::cli::ServeArgs;
@@ -76,6 +77,8 @@ pub struct EngineSettings {
     pub gpu_memory_utilization: Option<f32>,
     pub enforce_eager: bool,
     pub quantization: Option<Quantization>,
+    /// Formats of dummy weights; `None`: bf16.
+    pub dummy_mix: Option<Mix>,
     /// Kernels are compiled as for this compute capability times ten.
     pub cuda_arch: Option<u32>,
     pub scheduler: Option<String>,
@@ -329,6 +332,7 @@ fn read_engine(
             gpu_memory_utilization: table.gpu_memory_utilization,
             enforce_eager: table.enforce_eager.unwrap_or(false),
             quantization: read_quantization(table, device)?,
+            dummy_mix: dummy_mix(table),
             cuda_arch: table.cuda_arch,
             scheduler: match table.scheduler.as_deref().unwrap_or(SCHEDULER_DEFAULT) {
                 SCHEDULER_NATIVE => None,
@@ -391,8 +395,19 @@ fn read_quantization(table: &EngineTable, device: Device) -> anyhow::Result<Opti
         (Some("fp8"), Device::Cpu) => {
             bail!("quantization `fp8` is for `--device cuda`; on the CPU use a quantised GGUF file")
         }
-        (Some(other), _) => bail!("quantization `{other}` is not one of fp8; quantised GGUF files need no flag"),
+        (Some(_), _) if dummy_mix(table).is_some() => Ok(None),
+        (Some(other), _) => bail!(
+            "quantization `{other}` is not one of fp8, or, of random weights (load_format `dummy`), {}; quantised GGUF files \
+             need no flag",
+            Mix::names()
+        ),
     }
+}
+
+/// The GGUF formats that random weights are asked for in.
+fn dummy_mix(table: &EngineTable) -> Option<Mix> {
+    let dummy = table.load_format.as_deref() == Some("dummy");
+    table.quantization.as_deref().filter(|_| dummy).and_then(Mix::named)
 }
 
 fn read_model(table: &ModelTable, engines: &[EngineSettings]) -> anyhow::Result<ModelSettings> {

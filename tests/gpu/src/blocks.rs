@@ -71,8 +71,7 @@ fn parity(settings: &Settings, mix: Mix, arch: Option<u32>) -> Result<String> {
 /// Products whose parts have two and three formats, in one launch and in two.
 fn gate_and_up_differ(arch: Option<u32>) -> Result<String> {
     let formats = [Mix::Only(WeightType::Q4_K), Mix::Only(WeightType::Q6_K), Mix::Only(WeightType::Q8_0)];
-    let made: Vec<ModelSpec> =
-        formats.iter().map(|&mix| Ok(quantised(spec(&whole())?, mix))).collect::<Result<_>>()?;
+    let made: Vec<ModelSpec> = formats.iter().map(|&mix| Ok(quantised(spec(&whole())?, mix))).collect::<Result<_>>()?;
     let mut mixed = made[0].clone();
     for (index, weight) in mixed.weights.iter_mut().enumerate() {
         *weight = made[index % 3].weights[index].clone();
@@ -141,7 +140,8 @@ mod tests {
                             dequantize_row(ty, bytes, &mut expected);
                         }
                         for (col, (a, b)) in found.iter().zip(&expected).enumerate() {
-                            let same = a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()) || (r >= 13 && *a == 0.0);
+                            let same =
+                                a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()) || (r >= 13 && *a == 0.0);
                             assert!(same, "{ty:?} row {r} column {col}: {a} for {b}");
                         }
                     }

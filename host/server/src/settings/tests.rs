@@ -85,6 +85,7 @@ fn mistakes_say_where_they_are() {
         ("script:{}/a.json --kv-cache-dtype fp8", "", "only `auto` is known"),
         ("script:{}/a.json --quantization fp8", "", "`fp8` is for `--device cuda`"),
         ("script:{}/a.json --device cuda --quantization int4", "", "`int4` is not one of fp8"),
+        ("script:{}/a.json --quantization q4_k_m", "", "`q4_k_m` is not one of fp8, or, of random weights"),
         ("script:{}/a.json --load-format dummy", "", "`dummy` needs a folder with a config.json"),
         ("script:{}/a.json --reasoning-field x", "", "reasoning_field `x` is not one of"),
         ("--config {}/tokenloom.toml --chat-template t", TWO, "model flags are not clear with 2"),

@@ -137,6 +137,9 @@ fn load_model(path: &Path, settings: &EngineSettings, asked: &LoadOptions) -> an
     let (tokens, vocab) = (files.tokenizer.vocab_size(), spec.vocab);
     ensure!(tokens <= vocab, "the tokenizer has {tokens} tokens, the model only {vocab}; they do not belong together");
     spec.vocab_used = tokens;
+    if let Some(mix) = settings.dummy_mix {
+        spec = model::dummy::quantised(spec, mix);
+    }
     let mut family = spec.family.clone();
     if settings.dummy {
         family += ", random weights";
@@ -145,7 +148,7 @@ fn load_model(path: &Path, settings: &EngineSettings, asked: &LoadOptions) -> an
     let mut asked = asked.clone();
     // Random weights are made as bf16; the folder says that its own are FP8.
     let fp8 = matches!(&source, model::Source::Folder(folder) if folder.config.fp8);
-    if settings.dummy && fp8 && settings.device != Device::Cpu {
+    if settings.dummy && settings.dummy_mix.is_none() && fp8 && settings.device != Device::Cpu {
         asked.quantization = Some(Quantization::Fp8);
     }
     let (backend, plan) = backends::load(spec, settings, &asked)?;

@@ -12,7 +12,7 @@ use crate::device::{Buffer, Device, fault};
 use crate::forward::Forward;
 use crate::launch::{Args, Shape};
 use crate::packed::{Format, TILE_ROWS, UNIT_COLS};
-use crate::products::{Epilogue, TILES, library_rows, tile_of};
+use crate::products::{Epilogue, FEW_ROWS_MAX, TILES, library_rows, tile_of};
 
 /// Parts of one launch; the kernel's PARTS_MAX.
 const PARTS_MAX: usize = 4;
@@ -258,8 +258,33 @@ impl Forward<'_> {
         by.get(&format).ok_or_else(|| fault("a product", format!("{format:?} was not compiled")))
     }
 
-    /// `(rows, n, k)` as for every product; up to [`crate::products::FEW_ROWS_MAX`] rows.
-    pub(crate) fn few_rows_packed(
+    /// `(rows, n, k)` as for every product.
+    pub(crate) fn packed_product(
+        &mut self,
+        epilogue: Epilogue,
+        out: u64,
+        x: u64,
+        packed: &Packed,
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<(), BackendError> {
+        let few = m <= FEW_ROWS_MAX;
+        // Gate and up in different formats, or of many rows, are activated behind their product.
+        if epilogue == Epilogue::SiluMul && !(few && packed.gate_up) {
+            let both = self.work.gate_up.pointer;
+            match few {
+                true => self.few_rows_packed(Epilogue::Store, both, x, packed, (m, 2 * n, k))?,
+                false => self.library_packed((Epilogue::Store, 2 * n), both, x, packed, (m, n, k))?,
+            }
+            return self.activate(out, 0, (m, n));
+        }
+        match few {
+            true => self.few_rows_packed(epilogue, out, x, packed, (m, n, k)),
+            false => self.library_packed((epilogue, n), out, x, packed, (m, n, k)),
+        }
+    }
+
+    /// Up to [`FEW_ROWS_MAX`] rows.
+    fn few_rows_packed(
         &self,
         epilogue: Epilogue,
         out: u64,
@@ -298,7 +323,7 @@ impl Forward<'_> {
     }
 
     /// Through cuBLASLt, a panel of weights at a time. `out` has rows of `width` values.
-    pub(crate) fn library_packed(
+    fn library_packed(
         &mut self,
         (epilogue, width): (Epilogue, usize),
         out: u64,

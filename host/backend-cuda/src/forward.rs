@@ -419,6 +419,24 @@ impl Forward<'_> {
         }
     }
 
+    /// Rows of `h`, or those that `pick` names, normed by `kernel`.
+    pub(crate) fn norm_with(
+        &self,
+        kernel: &Kernel,
+        weight: &Buffer,
+        pick: u64,
+        rows: usize,
+    ) -> Result<(), BackendError> {
+        let args = Args::default()
+            .pointer(self.work.normed.pointer)
+            .pointer(self.work.h.pointer)
+            .pointer(weight.pointer)
+            .pointer(pick)
+            .int(self.model.hidden)
+            .float(self.model.eps);
+        kernel.launch(self.device, Shape::new(rows as u32, 256), args)
+    }
+
     fn rope_kv(
         &self,
         layer: usize,

@@ -61,11 +61,7 @@ pub fn load(
     let kernels = Kernels::compile(&mut compiler, shape, fp8, &blocks)?;
     tracing::info!(compiled = compiler.compiled, cached = compiler.cached, card = %device.name, "kernels are ready");
 
-    let bytes = |w: &Weight| match Format::of(w.ty) {
-        Some(_) => w.size_bytes(),
-        None => w.rows * w.cols * if w.scales().is_some() { 1 } else { 2 },
-    };
-    let total_bytes = spec.weights.iter().map(|w| bytes(w) as u64).sum();
+    let total_bytes = spec.weights.iter().map(|w| device_bytes(w) as u64).sum();
     let mut loader =
         Loader { device: &device, kernels: &kernels, spec, fp8, f16, done: 0, total: total_bytes, progress };
     let ops = loader.ops()?;
@@ -77,7 +73,6 @@ pub fn load(
     let mut blas = Blas::new(&device, f16)?;
     let fp8 = fp8_work(&device, spec, fp8, &ops, &mut blas, workspace.max_rows)?;
     let panel = panel(&device, spec)?;
-    let panel_bytes = panel.as_ref().map_or(0, |panel| panel.bytes);
     device.synchronize()?;
     let (free, _) = device.memory()?;
     let allowed = (total as f64 * f64::from(cuda.memory_fraction)) as u64;
@@ -93,12 +88,7 @@ pub fn load(
         lowered.push(format!("KV pool: {asked} pages asked, {pages} fit into {budget} bytes"));
     }
     if pages == 0 {
-        return Err(BackendError::Memory {
-            what: format!("one KV page on {}", device.name),
-            needed: kv_bytes_per_token * u64::from(PAGE_TOKENS),
-            available: budget,
-            fix: "raise --gpu-memory-utilization, or use a smaller model".into(),
-        });
+        return Err(no_page(&device, kv_bytes_per_token, budget));
     }
     // One page more than the pool: padding rows write there.
     let kv = (0..spec.kv_layers)
@@ -108,7 +98,9 @@ pub fn load(
     let plan = MemoryPlan {
         weights: weight_bytes,
         repacked: 0,
-        workspace: (workspace.bytes() + panel_bytes + fp8.as_ref().map_or(0, Fp8Work::bytes)) as u64,
+        workspace: (workspace.bytes()
+            + panel.as_ref().map_or(0, |panel| panel.bytes)
+            + fp8.as_ref().map_or(0, Fp8Work::bytes)) as u64,
         state: 0,
         kv_pool: pages * kv_bytes_per_token * u64::from(PAGE_TOKENS),
         kv_bytes_per_token,
@@ -147,6 +139,23 @@ pub fn load(
         cuda.graphs,
     )?;
     Ok((backend, plan))
+}
+
+fn no_page(device: &Device, kv_bytes_per_token: u64, available: u64) -> BackendError {
+    BackendError::Memory {
+        what: format!("one KV page on {}", device.name),
+        needed: kv_bytes_per_token * u64::from(PAGE_TOKENS),
+        available,
+        fix: "raise --gpu-memory-utilization, or use a smaller model".into(),
+    }
+}
+
+/// What a weight takes on the device.
+fn device_bytes(weight: &Weight) -> usize {
+    match Format::of(weight.ty) {
+        Some(_) => weight.size_bytes(),
+        None => weight.rows * weight.cols * if weight.scales().is_some() { 1 } else { 2 },
+    }
 }
 
 fn page_bytes(spec: &ModelSpec) -> usize {

@@ -478,30 +478,6 @@ impl Forward<'_> {
         self.library(epilogue, out, x, matrix, (m, n, k))
     }
 
-    fn packed_product(
-        &mut self,
-        epilogue: Epilogue,
-        out: u64,
-        x: u64,
-        packed: &Packed,
-        (m, n, k): (usize, usize, usize),
-    ) -> Result<(), BackendError> {
-        let few = m <= FEW_ROWS_MAX;
-        // Gate and up in different formats, or of many rows, are activated behind their product.
-        if epilogue == Epilogue::SiluMul && !(few && packed.gate_up) {
-            let both = self.work.gate_up.pointer;
-            match few {
-                true => self.few_rows_packed(Epilogue::Store, both, x, packed, (m, 2 * n, k))?,
-                false => self.library_packed((Epilogue::Store, 2 * n), both, x, packed, (m, n, k))?,
-            }
-            return self.activate(out, 0, (m, n));
-        }
-        match few {
-            true => self.few_rows_packed(epilogue, out, x, packed, (m, n, k)),
-            false => self.library_packed((epilogue, n), out, x, packed, (m, n, k)),
-        }
-    }
-
     fn few_rows_fp8(
         &self,
         role: Role,
@@ -598,7 +574,7 @@ impl Forward<'_> {
 
     /// `silu(gate) * up` of rows that the library made: to 16 bits, or to the codes that the next product reads. `sums_of`:
     /// the scales that bare sums still need, or 0.
-    fn activate(&self, out: u64, sums_of: u64, (m, n): (usize, usize)) -> Result<(), BackendError> {
+    pub(crate) fn activate(&self, out: u64, sums_of: u64, (m, n): (usize, usize)) -> Result<(), BackendError> {
         if let Some(fp8) = self.quantised(m) {
             let args = Args::default()
                 .pointer(fp8.codes.pointer)
@@ -612,17 +588,6 @@ impl Forward<'_> {
         let args = Args::default().pointer(out).pointer(self.work.gate_up.pointer).int(n);
         let shape = Shape { grid: ((n / 8).div_ceil(256) as u32, m as u32), block: 256, shared_bytes: 0 };
         self.kernels.products.silu_mul.launch(self.device, shape, args)
-    }
-
-    fn norm_with(&self, kernel: &Kernel, weight: &Buffer, pick: u64, rows: usize) -> Result<(), BackendError> {
-        let args = Args::default()
-            .pointer(self.work.normed.pointer)
-            .pointer(self.work.h.pointer)
-            .pointer(weight.pointer)
-            .pointer(pick)
-            .int(self.model.hidden)
-            .float(self.model.eps);
-        kernel.launch(self.device, Shape::new(rows as u32, 256), args)
     }
 }
 

@@ -1,10 +1,11 @@
-"""One scripted server for all tests, and routers with two servers behind them.
+"""One scripted server for most tests, routers with two servers behind them, and one server of a small real model.
 
 `cargo xtask clients` builds the server, keeps the packages of `requirements.txt` and `package.json` in a folder of its
 own, and runs this folder with pytest.
 """
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -28,6 +29,7 @@ WEATHER = {
 def pytest_addoption(parser):
     parser.addoption("--binary", required=True, help="the tokenloom binary")
     parser.addoption("--node", required=True, help="folder with node_modules")
+    parser.addoption("--model", required=True, help="the demo's model; CI must have it")
     parser.addoption("--bin", required=True, help="folder with the commands of the Python packages")
 
 
@@ -106,12 +108,11 @@ def processes(tmp_path_factory):
 def serve(request, processes):
     binary = request.config.getoption("--binary")
 
-    def start(name, *flags):
+    def start(name, *flags, source=f"script:{HERE / 'script.json'}"):
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        words = [binary, "serve", f"script:{HERE / 'script.json'}", "--served-model-name", "m", "--port", port]
-        words += ["--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", *flags]
-        processes.start(name, words, f"{url}/ready")
+        words = [binary, "serve", source, "--served-model-name", "m", "--port", port, "--tool-call-parser", "hermes"]
+        processes.start(name, [*words, *flags], f"{url}/ready")
         return url
 
     return start
@@ -119,14 +120,25 @@ def serve(request, processes):
 
 @pytest.fixture(scope="session")
 def direct(serve):
-    url = serve("server")
+    url = serve("server", "--reasoning-parser", "qwen3")
     return Front("direct", url, [url])
 
 
 @pytest.fixture(scope="session")
 def replicas(serve):
     # smg refuses a history that has reasoning under both of its names.
-    return [serve(name, "--reasoning-field", "reasoning_content") for name in ("replica-1", "replica-2")]
+    flags = ["--reasoning-parser", "qwen3", "--reasoning-field", "reasoning_content"]
+    return [serve(name, *flags) for name in ("replica-1", "replica-2")]
+
+
+@pytest.fixture(scope="session")
+def smollm2(request, serve):
+    """A small real model. Only a machine that is not CI may be without it."""
+    model = Path(request.config.getoption("--model"))
+    if not model.exists() and not os.environ.get("CI"):
+        pytest.skip(f"{model} is missing; `cargo xtask demo` fetches it")
+    url = serve("smollm2", source=model)
+    return Front("smollm2", url, [url])
 
 
 @pytest.fixture(scope="session", params=["direct", "smg", "vllm-router"])

@@ -7,6 +7,7 @@ mod config;
 mod errors;
 mod folder;
 mod plugins;
+mod prompts;
 mod reasoning;
 mod sched;
 mod stream;

@@ -1,5 +1,5 @@
-//! `cargo xtask clients`: the packages that people call the server with, against the scripted model, and the whole HTTP
-//! surface against its own OpenAPI document. Packages live in the target folder and are installed again when the lists
+//! `cargo xtask clients`: the packages that people call the server with, against the scripted model and (where it was
+//! fetched) the demo's, and the whole HTTP surface against its own OpenAPI document. Packages live in the target folder and are installed again when the lists
 //! of `tests/clients` change.
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::demo::target_dir;
+use crate::demo::{self, target_dir};
 use crate::process::{Step, has};
 
 /// The binary that the host's tests have built; another selection of packages would build its libraries anew.
@@ -22,10 +22,11 @@ pub fn run(root: &Path, args: &[&str]) -> Result<()> {
     let tests = root.join("tests/clients");
     let commands = python(&cache, &tests)?;
     let node = node(&cache, &tests)?;
+    let model = demo::model_file(root)?;
     Step::new(commands.join("python"), &tests)
         .args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5"])
         // Before it has read the options' definitions, pytest takes a path that stands alone for a folder of tests.
-        .args([("binary", &binary), ("node", &node), ("bin", &commands)].map(option))
+        .args([("binary", &binary), ("model", &model), ("node", &node), ("bin", &commands)].map(option))
         .args(args)
         // Litellm asks the network for prices at import otherwise.
         .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")

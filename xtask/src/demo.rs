@@ -54,10 +54,15 @@ pub fn run(root: &Path, args: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// Where the model is, or will be.
+pub fn model_file(root: &Path) -> Result<PathBuf> {
+    Ok(target_dir(root)?.join("models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+}
+
 /// The model's path; downloads it on the first call.
 pub fn fetch_model(root: &Path) -> Result<PathBuf> {
-    let dir = target_dir(root)?.join("models");
-    let model = dir.join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    let model = model_file(root)?;
+    let dir = model.parent().context("the model lies in a folder")?.to_owned();
     if model.exists() && sha256(&model)? == SHA256 {
         return Ok(model);
     }

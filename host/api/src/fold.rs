@@ -6,7 +6,7 @@ mod tests;
 mod text;
 
 pub use chat::{ChatChunks, ChatFold, message_of};
-pub use text::{TextChunks, TextFold};
+pub use text::{Asked, TextChunks, TextFold};
 
 use ::text::{Piece, Tokenizer};
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use contract::TokenId;
 use contract::sampling::TokenLogprobs;
 
 use crate::sse::{DONE, data};
-use crate::wire::reply::{Envelope, Usage};
+use crate::wire::reply::{Envelope, PromptLogprobs, Usage, prompt_logprobs};
 
 /// What all parts of one answer share.
 #[derive(Clone)]
@@ -23,7 +23,10 @@ pub struct Frame {
     pub created: u64,
     pub model: String,
     pub tokenizer: Tokenizer,
-    pub wants_logprobs: bool,
+    /// Alternatives per token of the answer, where logprobs are wanted.
+    pub logprobs: Option<u8>,
+    /// The same of the prompt.
+    pub prompt_logprobs: Option<u8>,
     pub wants_token_ids: bool,
     pub include_usage: bool,
     pub continuous_usage: bool,
@@ -39,7 +42,14 @@ impl Frame {
             choices,
             usage,
             prompt_token_ids: None,
+            prompt_logprobs: None,
         }
+    }
+}
+
+impl Frame {
+    fn prompt(&self, positions: &[TokenLogprobs], top: u8) -> PromptLogprobs {
+        prompt_logprobs(&self.tokenizer, positions, usize::from(top))
     }
 }
 
@@ -58,7 +68,7 @@ impl Riders {
 
     fn logprobs(&mut self, frame: &Frame) -> Option<Vec<TokenLogprobs>> {
         let positions = std::mem::take(&mut self.logprobs);
-        (frame.wants_logprobs && !positions.is_empty()).then_some(positions)
+        (frame.logprobs.is_some() && !positions.is_empty()).then_some(positions)
     }
 
     fn token_ids(&mut self, frame: &Frame) -> Option<Vec<TokenId>> {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use contract::TokenId;
 use contract::generation::{FinishReason, GenerationError, Request, Tenant, TokenEvent};
+use contract::sampling::TokenLogprobs;
 use engine::{Generation, SubmitError};
 use futures::stream::{self, Abortable, BoxStream, SelectAll, Stream, StreamExt};
 use text::{ConstraintPlan, EndOfStream, OutputPipeline, OutputUsage, Piece};
@@ -31,6 +32,11 @@ pub enum Event {
     Started {
         index: u32,
         cached_tokens: u32,
+    },
+    /// Logprobs of the prompt's next tokens, from its second on.
+    Prompt {
+        index: u32,
+        logprobs: Vec<TokenLogprobs>,
     },
     Piece {
         index: u32,
@@ -93,11 +99,16 @@ impl Events {
             let group = state.0.ids.number();
             for copy in 0..terms.n {
                 let pipeline = model.text.open_output(&job.output).map_err(|e| text_error(&e))?;
-                let request = request(job, terms, group, choice_seed(terms.seed, copy));
+                let request = request(job, terms, group, copy);
                 let generation = model.engine.submit(request).map_err(submit_error)?;
-                let own_stop_tokens = job.own_stop_tokens.clone();
-                choices
-                    .push(Choice { index, generation: Some(generation), pipeline, own_stop_tokens }.events().boxed());
+                let choice = Choice {
+                    index,
+                    generation: Some(generation),
+                    pipeline,
+                    own_stop_tokens: job.own_stop_tokens.clone(),
+                    silent: job.max_new_tokens == 0,
+                };
+                choices.push(choice.events().boxed());
                 index += 1;
             }
         }
@@ -114,19 +125,21 @@ impl Events {
     }
 }
 
-fn request(job: &Job, terms: &Terms, group: u64, seed: u64) -> Request {
+fn request(job: &Job, terms: &Terms, group: u64, copy: u32) -> Request {
     Request {
         id: Arc::clone(&terms.id),
         prompt: Arc::clone(&job.prompt),
         sampling: job.sampling.clone(),
-        seed,
-        max_new_tokens: job.max_new_tokens,
+        seed: choice_seed(terms.seed, copy),
+        // The engine always samples behind a prompt.
+        max_new_tokens: job.max_new_tokens.max(1),
         priority: terms.priority,
         tenant: terms.tenant.clone(),
         deadline: terms.deadline,
         namespace: terms.namespace,
         group,
         constraint: job.constraint.as_ref().map(ConstraintPlan::open),
+        prompt_logprobs: job.prompt_logprobs.filter(|_| copy == 0 || job.every_choice_scores),
     }
 }
 
@@ -172,6 +185,8 @@ struct Choice {
     generation: Option<Generation>,
     pipeline: OutputPipeline,
     own_stop_tokens: Vec<TokenId>,
+    /// Ends with its prompt.
+    silent: bool,
 }
 
 impl Choice {
@@ -192,6 +207,8 @@ impl Choice {
         let index = self.index;
         match event {
             TokenEvent::Started { cached_tokens, .. } => ready.push_back(Ok(Event::Started { index, cached_tokens })),
+            TokenEvent::Prompt { logprobs } => ready.push_back(Ok(Event::Prompt { index, logprobs })),
+            TokenEvent::Tokens { .. } if self.silent => self.end(EndOfStream::Length, None, ready)?,
             TokenEvent::Tokens { tokens, logprobs } => {
                 let mut piece = self.pipeline.push(&tokens, logprobs).map_err(|e| text_error(&e))?;
                 let (stopped, enough) = (piece.stopped.take(), piece.enough);
@@ -256,6 +273,7 @@ impl Tally {
                     *place = Some(*cached_tokens);
                 }
             }
+            Event::Prompt { .. } => {}
             Event::Piece { index, piece } => {
                 if let Some((tokens, _)) = self.completion.get_mut(*index as usize) {
                     *tokens += u32::try_from(piece.token_ids.len()).unwrap_or(u32::MAX);
@@ -298,6 +316,7 @@ pub fn submit_error(error: SubmitError) -> ApiError {
         ),
         SubmitError::NeverFits { .. } => ApiError::new(Code::ContextLengthExceeded, message),
         SubmitError::NoPooling => ApiError::new(Code::UnsupportedField, message),
+        SubmitError::NoPromptLogprobs => ApiError::new(Code::UnsupportedField, message),
         SubmitError::Invalid(_) => ApiError::new(Code::InvalidValue, message),
         SubmitError::Stopped(_) => ApiError::new(Code::ShuttingDown, message),
     }

@@ -15,7 +15,7 @@ use crate::error::{ApiError, Code};
 use crate::state::{SamplingDefaults, ServedModel};
 use crate::wire::chat::ChatPrompt;
 use crate::wire::common::{Common, Ends, Wishes};
-use crate::wire::completion::Prompt;
+use crate::wire::completion::{CompletionRequest, Prompt};
 
 /// Below this, dividing by the temperature overflows; the answer is the greedy one anyway.
 const TEMPERATURE_MIN: f32 = 1e-5;
@@ -26,6 +26,7 @@ pub struct Job {
     pub prompt: Arc<[TokenId]>,
     /// The length to report; for a scripted model the script's.
     pub prompt_tokens: u32,
+    /// 0: the prompt is read, and nothing is said.
     pub max_new_tokens: u32,
     pub sampling: SamplingParams,
     pub output: OutputJob,
@@ -33,6 +34,10 @@ pub struct Job {
     pub own_stop_tokens: Vec<TokenId>,
     /// What each sequence is held to.
     pub constraint: Option<ConstraintPlan>,
+    /// Alternatives per token of the prompt, where its logprobs are wanted.
+    pub prompt_logprobs: Option<u8>,
+    /// Every choice shows them, and not only the first.
+    pub every_choice_scores: bool,
     /// What of the constraint has no effect.
     pub warnings: Vec<String>,
 }
@@ -138,14 +143,17 @@ fn constrain(model: &ServedModel, common: &Common, allowed_is_required: bool, jo
 }
 
 /// Tokenizes and checks one prompt of a text completion.
-pub fn completion(model: &ServedModel, common: &Common, prompt: &Prompt, add_special: bool) -> Result<Job, ApiError> {
+pub fn completion(model: &ServedModel, request: &CompletionRequest, prompt: &Prompt) -> Result<Job, ApiError> {
+    let add_special = request.add_special_tokens;
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens.clone(),
         Prompt::Text(text) => model.text.tokenizer().encode(text, add_special).map_err(|e| text_error(&e))?,
     };
-    let mut job = job(model, common, tokens, "prompt")?;
+    let mut job = job(model, &request.common, tokens, "prompt")?;
     job.output.raw = true;
-    constrain(model, common, false, &mut job)?;
+    job.prompt_logprobs = request.prompt_logprobs();
+    job.every_choice_scores = true;
+    constrain(model, &request.common, false, &mut job)?;
     Ok(job)
 }
 
@@ -185,6 +193,8 @@ fn job(model: &ServedModel, common: &Common, prompt: Vec<TokenId>, field: &str) 
         output,
         own_stop_tokens,
         constraint: None,
+        prompt_logprobs: common.prompt_logprobs,
+        every_choice_scores: false,
         warnings: Vec::new(),
     })
 }

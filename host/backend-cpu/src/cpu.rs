@@ -2,15 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use backend::sampler::{Sampler, logprobs_of};
+use backend::sampler::{Sampler, raw_logprobs};
 use backend::step::{Caps, Emit, Feed, Mask, Run, SeatInit, StateSlot, Step, StepOut, Table, Ticket};
 use backend::{Backend, BackendError};
+use contract::sampling::TokenLogprobs;
 use contract::{PAGE_TOKENS, Seat, TokenId};
 
 use crate::batch::{Batch, Save};
 use crate::interpreter::{HEAD_ROWS, Interpreter};
 use crate::invalid;
-use crate::pool::Panicked;
+use crate::pool::{Panicked, Shares, Tickets};
 use crate::sample::Drawn;
 use crate::seats::SeatTable;
 
@@ -272,8 +273,11 @@ impl CpuBackend {
         }
         match run.emit {
             Emit::Verify => return Err(invalid(format!("seat {name}: there are no drafts to verify"))),
-            Emit::Every { from } if from >= run.rows => {
+            Emit::Every { from, .. } if from >= run.rows => {
                 return Err(invalid(format!("seat {name}: logprobs from row {from} of {rows}")));
+            }
+            Emit::Every { next: Some(token), .. } if token >= self.caps.vocab => {
+                return Err(invalid(format!("seat {name}: token {token}, the vocabulary has {}", self.caps.vocab)));
             }
             _ => {}
         }
@@ -307,10 +311,14 @@ impl CpuBackend {
         match run.emit {
             Emit::Nothing | Emit::Verify => return Ok(()),
             Emit::Next => {}
-            Emit::Every { from } => {
+            Emit::Every { from, top, next } => {
                 let start = out.logprobs.len() as u32;
-                self.prompt_logprobs(run, run.first_row + from as usize..end - 1, out)?;
+                let rows = run.first_row + from as usize..end - usize::from(next.is_none());
+                self.prompt_logprobs(rows, top, next, out)?;
                 run.logprobs = start..out.logprobs.len() as u32;
+                if next.is_some() {
+                    return Ok(());
+                }
             }
             Emit::Pool { mean } => {
                 let start = out.pooled.len();
@@ -325,16 +333,17 @@ impl CpuBackend {
         Ok(())
     }
 
-    /// Row `r` says how likely the token of row `r + 1` was; a few rows at a time, because logits are large.
+    /// Row `r` says how likely the token of row `r + 1` was, the last one of a chunk how likely `next` is; a few rows at
+    /// a time, because logits are large.
     fn prompt_logprobs(
         &mut self,
-        run: &OpenRun,
         rows: std::ops::Range<usize>,
+        top: u8,
+        next: Option<TokenId>,
         out: &mut StepOut,
     ) -> Result<(), Panicked> {
         let vocab = self.caps.vocab as usize;
         self.prompt_logits.resize(HEAD_ROWS * vocab, 0.0);
-        let top = self.seats.open_mut(run.seat).and_then(|state| state.sampling.logprobs).unwrap_or(0);
         let mut first = rows.start;
         while first < rows.end {
             let end = rows.end.min(first + HEAD_ROWS);
@@ -345,9 +354,22 @@ impl CpuBackend {
             let count = end - first;
             self.interpreter.head(&indices[..count], &mut self.prompt_logits[..count * vocab])?;
             mask_padding(&mut self.prompt_logits[..count * vocab], vocab, self.vocab_used);
-            for (logits, row) in self.prompt_logits.chunks_exact(vocab).zip(first..end) {
-                out.logprobs.push(logprobs_of(logits, self.batch.rows[row + 1].token, top));
-            }
+            let (logits, batch) = (&self.prompt_logits, &self.batch);
+            let score = |at: usize| {
+                let token = next.filter(|_| first + at + 1 == rows.end);
+                let token = token.unwrap_or_else(|| batch.rows[first + at + 1].token);
+                raw_logprobs(&logits[at * vocab..(at + 1) * vocab], token, top)
+            };
+            let mut found: [Option<TokenLogprobs>; HEAD_ROWS] = std::array::from_fn(|_| None);
+            let (shares, tickets) = (Shares::new(&mut found), Tickets::new(count, 1));
+            self.interpreter.pool().run(&|_| {
+                while let Some(range) = tickets.take() {
+                    // SAFETY: each row is one item and has a result of its own.
+                    let results = unsafe { shares.get(range.clone()) };
+                    range.zip(results).for_each(|(at, result)| *result = Some(score(at)));
+                }
+            })?;
+            out.logprobs.extend(found.into_iter().flatten());
             first = end;
         }
         Ok(())
@@ -377,6 +399,10 @@ impl Backend for CpuBackend {
     }
 
     fn pools(&self) -> bool {
+        true
+    }
+
+    fn scores(&self) -> bool {
         true
     }
 

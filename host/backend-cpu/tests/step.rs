@@ -213,14 +213,21 @@ fn prompts_are_scored_and_pooled() {
     for numerics in BOTH {
         let mut driver = Driver::new(load(spec("tiny-qwen3"), numerics, 2));
         driver.bind(0, &sampling, 0, &prompt);
-        let out = driver.step(&[feed(0, &prompt, Emit::Every { from: 0 })]);
+        let every = |from, next| Emit::Every { from, top: 2, next };
+        let out = driver.step(&[feed(0, &prompt, every(0, None))]);
         assert_eq!((out.tokens.len(), out.logprobs.len()), (1, 20), "19 prompt tokens and the next");
         driver.bind(1, &sampling, 0, &prompt);
         for (i, &token) in prompt.iter().enumerate().take(19) {
             let logits = driver.logits(feed(1, &[token], Emit::Next));
-            let expected = backend::sampler::logprobs_of(&logits, prompt[i + 1], 2);
+            let expected = backend::sampler::raw_logprobs(&logits, prompt[i + 1], 2);
             assert_eq!(out.logprobs[i], expected, "{numerics:?} token {i}");
         }
+        driver.bind(2, &greedy(), 0, &prompt);
+        let first = driver.step(&[feed(2, &prompt[..17], every(0, Some(prompt[17])))]);
+        assert_eq!((first.tokens.len(), &first.logprobs[..]), (0, &out.logprobs[..17]));
+        let second = driver.step(&[feed(2, &prompt[17..], every(1, None))]);
+        assert_eq!((second.tokens.len(), &second.logprobs[..]), (1, &out.logprobs[18..19]), "{numerics:?}");
+        driver.release(2);
         driver.bind(2, &sampling, 0, &prompt);
         driver.bind(3, &sampling, 0, &prompt);
         let out =
@@ -301,7 +308,8 @@ fn misuse_is_an_error() {
         ("no last token", run(|r| (r.feed, r.rows) = (Feed::Last, 1)), vec![]),
         ("drafts", run(|r| r.feed = Feed::Draft { max: 2 }), vec![1, 2, 3]),
         ("verify", run(|r| r.emit = Emit::Verify), vec![1, 2, 3]),
-        ("logprobs from beyond", run(|r| r.emit = Emit::Every { from: 3 }), vec![1, 2, 3]),
+        ("logprobs from beyond", run(|r| r.emit = Emit::Every { from: 3, top: 0, next: None }), vec![1, 2, 3]),
+        ("no such next", run(|r| r.emit = Emit::Every { from: 0, top: 0, next: Some(256) }), vec![1, 2, 3]),
         ("end_max too low", run(|r| r.end_max = 2), vec![1, 2, 3]),
         ("end_max beyond the context", run(|r| r.end_max = 513), vec![1, 2, 3]),
         ("no pages", run(|r| (r.feed, r.rows, r.end_max) = (Feed::Tokens(0..65), 65, 65)), vec![1; 65]),

@@ -57,18 +57,14 @@ impl CudaBackend {
             first = rows.end;
             let mut out = PromptOut::default();
             match run.emit {
-                Emit::Every { from } => {
+                Emit::Every { from, top, next } => {
                     let backend::step::Feed::Tokens(tokens) = &run.feed else {
                         return Err(BackendError::InvalidStep("logprobs of a prompt without its tokens".into()));
                     };
                     let tokens = &step.tokens[tokens.start as usize..tokens.end as usize];
-                    let top = self.logprobs[usize::from(run.seat.0)].unwrap_or(0);
-                    self.prompt_logprobs(
-                        rows.start + from as usize..rows.end - 1,
-                        &tokens[from as usize + 1..],
-                        top,
-                        &mut out,
-                    )?;
+                    let targets: Vec<TokenId> = tokens[from as usize + 1..].iter().copied().chain(next).collect();
+                    let first = rows.start + from as usize;
+                    self.prompt_logprobs(first..first + targets.len(), &targets, top, &mut out)?;
                 }
                 Emit::Pool { mean } => {
                     let rows = if mean { rows } else { rows.end - 1..rows.end };

@@ -256,6 +256,10 @@ impl Backend for CudaBackend {
         &self.caps
     }
 
+    fn scores(&self) -> bool {
+        true
+    }
+
     fn bind(&mut self, seat: Seat, init: &SeatInit<'_>) -> Result<(), BackendError> {
         self.guard(|this| {
             let index = usize::from(seat.0);
@@ -366,9 +370,8 @@ impl CudaBackend {
                 other => return invalid(format!("seat {} is fed {other:?} for {} rows", run.seat.0, run.rows)),
             };
             let emits = match run.emit {
-                Emit::Nothing | Emit::Pool { .. } => false,
-                Emit::Next => true,
-                Emit::Every { from } if from < run.rows => true,
+                Emit::Nothing | Emit::Next | Emit::Pool { .. } => run.emit.samples(),
+                Emit::Every { from, .. } if from < run.rows => run.emit.samples(),
                 other => {
                     return Err(BackendError::Unsupported {
                         what: format!("{other:?} on CUDA"),

@@ -136,7 +136,8 @@ impl Walk {
         top.extend(fill);
         top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         top.truncate(wanted);
-        TokenLogprobs { token, logprob, top }
+        let rank = top.iter().filter(|(_, l)| *l > logprob).count() as u32 + 1;
+        TokenLogprobs { token, logprob, rank, top }
     }
 }
 

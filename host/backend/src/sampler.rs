@@ -68,11 +68,7 @@ impl Sampler {
         let before = raw.as_ref().map(|_| logits.to_vec());
         adjust(logits, draw);
         let token = if draw.params.temperature == 0.0 { argmax(logits)? } else { self.draw(logits, draw)? };
-        let logprobs = raw.zip(before).map(|(raw, before)| TokenLogprobs {
-            token,
-            logprob: before[token as usize] - raw.log_sum,
-            top: raw.top,
-        });
+        let logprobs = raw.zip(before).map(|(raw, before)| raw.of_token(&before, token));
         Some((token, logprobs))
     }
 
@@ -102,15 +98,6 @@ impl Sampler {
         }
         gumbel_argmax(self.candidates.iter().copied(), draw)
     }
-}
-
-/// Logprobs of a token that was not drawn, such as a prompt's own, with those of the `n` likeliest.
-///
-/// # Panics
-/// When `token` is not below the number of logits.
-pub fn logprobs_of(logits: &[f32], token: TokenId, n: u8) -> TokenLogprobs {
-    let raw = RawLogprobs::of(logits, n);
-    TokenLogprobs { token, logprob: logits[token as usize] - raw.log_sum, top: raw.top }
 }
 
 /// Logit bias, penalties, minimum length and grammar mask, in this order.
@@ -207,14 +194,10 @@ fn gumbel_argmax(candidates: impl Iterator<Item = (f32, TokenId)>, draw: &Draw<'
     best.map(|(_, token)| token)
 }
 
-/// Logprobs of one position whose token is known, from the model's untouched logits.
+/// Logprobs of one position whose token is known, such as a prompt's own, from the model's untouched logits; with those
+/// of the `top` likeliest.
 pub fn raw_logprobs(logits: &[f32], token: TokenId, top: u8) -> TokenLogprobs {
-    let raw = RawLogprobs::of(logits, top);
-    TokenLogprobs {
-        token,
-        logprob: logits.get(token as usize).map_or(f32::NEG_INFINITY, |l| l - raw.log_sum),
-        top: raw.top,
-    }
+    RawLogprobs::of(logits, top).of_token(logits, token)
 }
 
 struct RawLogprobs {
@@ -235,6 +218,13 @@ impl RawLogprobs {
         order.truncate(n);
         order.sort_unstable_by(likelier);
         Self { log_sum, top: order.into_iter().map(|(l, t)| (t, l - log_sum)).collect() }
+    }
+
+    /// With `logits` as they were given to [`Self::of`].
+    fn of_token(self, logits: &[f32], token: TokenId) -> TokenLogprobs {
+        let logit = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+        let likelier = logits.iter().filter(|&&other| other > logit).count();
+        TokenLogprobs { token, logprob: logit - self.log_sum, rank: likelier as u32 + 1, top: self.top }
     }
 }
 
@@ -337,7 +327,7 @@ mod tests {
         let (token, logprobs) = Sampler::default().sample(&mut [0.0, 1.0, 0.5], &draw).expect("allowed");
         let logprobs = logprobs.expect("asked for");
         let expected = softmax(&[0.0, 1.0, 0.5]);
-        assert_eq!(token, 0);
+        assert_eq!((token, logprobs.rank), (0, 3));
         assert!((f64::from(logprobs.logprob) - expected[0].ln()).abs() < 1e-6);
         assert_eq!(logprobs.top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 2]);
     }

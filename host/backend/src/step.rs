@@ -91,10 +91,19 @@ pub enum Emit {
     Next,
     /// Verify the drafts and sample after the last accepted one.
     Verify,
-    /// Logprobs of the prompt's own tokens from this row on, then as `Next`.
-    Every { from: u32 },
+    /// Logprobs of the prompt's own tokens: each row from `from` on says how likely the token after it was, beside the
+    /// `top` likeliest. After the last row comes `next`, and nothing is sampled; without it, the prompt ends and a token
+    /// is sampled as with `Next`.
+    Every { from: u32, top: u8, next: Option<TokenId> },
     /// A pooled hidden state of the run's rows instead of a token: their mean, or the last row.
     Pool { mean: bool },
+}
+
+impl Emit {
+    /// Whether a token is sampled after the run's last row.
+    pub fn samples(&self) -> bool {
+        matches!(self, Self::Next | Self::Verify | Self::Every { next: None, .. })
+    }
 }
 
 /// Consecutive rows of one seat in a step.
@@ -212,6 +221,11 @@ pub trait Backend: Send {
 
     /// Whether it serves [`Emit::Pool`].
     fn pools(&self) -> bool {
+        false
+    }
+
+    /// Whether it serves [`Emit::Every`].
+    fn scores(&self) -> bool {
         false
     }
 

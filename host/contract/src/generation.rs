@@ -39,6 +39,9 @@ pub struct Request {
     /// Requests that share a prompt.
     pub group: u64,
     pub constraint: Option<Box<dyn TokenConstraint>>,
+    /// `Some(n)`: the logprobs of the prompt's own tokens and those of the `n` likeliest at each place. The whole prompt
+    /// is computed for it, whatever the prefix cache holds.
+    pub prompt_logprobs: Option<u8>,
 }
 
 /// Why a sequence ended by itself.
@@ -68,13 +71,18 @@ pub enum GenerationError {
     Shutdown,
 }
 
-/// What a request's stream carries, in order: `Started`, any number of `Tokens`, then one `Finished` or `Failed`.
+/// What a request's stream carries, in order: `Started`, any number of `Prompt`, any number of `Tokens`, then one
+/// `Finished` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TokenEvent {
     /// The prompt's first grant was accepted.
     Started {
         cached_tokens: u32,
         queued: Duration,
+    },
+    /// Logprobs of the next tokens of the prompt, if they were asked for; the first token of a prompt has none.
+    Prompt {
+        logprobs: Vec<TokenLogprobs>,
     },
     /// Tokens committed by one step. `logprobs` is empty or has one entry per token.
     Tokens {

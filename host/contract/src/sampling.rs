@@ -56,11 +56,13 @@ impl SamplingParams {
     }
 }
 
-/// Logprobs of one generated position, of the model's own distribution (before temperature and filters).
+/// Logprobs of one position, of the model's own distribution (before temperature and filters).
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
     pub token: TokenId,
     pub logprob: f32,
+    /// How many tokens are likelier, and one.
+    pub rank: u32,
     /// The likeliest tokens, best first.
     pub top: Vec<(TokenId, f32)>,
 }

@@ -63,5 +63,7 @@ pub struct EngineLimits {
     pub vocab: u32,
     /// The backend gives hidden states, so prompts can be pooled.
     pub pools: bool,
+    /// The backend gives logits of every row, so prompts can have logprobs.
+    pub scores: bool,
     pub max_queued: usize,
 }

@@ -33,6 +33,8 @@ pub enum SubmitError {
     Invalid(String),
     #[error("this device gives no hidden states; serve the model on another, such as --device cpu")]
     NoPooling,
+    #[error("this model's device gives no logprobs of prompts; serve the model on another, such as --device cpu")]
+    NoPromptLogprobs,
     #[error("the engine has stopped: {0}")]
     Stopped(String),
 }
@@ -80,6 +82,7 @@ impl Handle {
         }
         request.max_new_tokens = 1;
         request.constraint = None;
+        request.prompt_logprobs = None;
         let (pool, vector) = Pool::new(kind);
         Ok(Pooled { generation: self.send(request, Some(pool))?, vector })
     }
@@ -90,6 +93,9 @@ impl Handle {
             return Err(stopped(why));
         }
         check(&request, &shared.limits)?;
+        if request.prompt_logprobs.is_some() && !shared.limits.scores {
+            return Err(SubmitError::NoPromptLogprobs);
+        }
         let id = shared.admit()?;
         if pool.is_some() {
             request.namespace = POOL_NAMESPACE ^ id;

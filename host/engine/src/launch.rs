@@ -6,9 +6,10 @@ use backend::BackendError;
 use backend::step::{self, Emit, Mask, Run, SeatFault, SeatInit, StateSlot, Step, StepOut, Table, Ticket};
 use contract::generation::{FinishReason, GenerationError, TokenEvent};
 use contract::{Seat, Slot};
-use scheduler::{Ending, Feed, RunResult, StateCopy};
+use scheduler::{Ending, Feed, PlannedRun, RequestView, RunResult, StateCopy};
 
 use crate::budget::Measured;
+use crate::live::Live;
 use crate::run::{Engine, Fault};
 
 /// A step in flight.
@@ -77,11 +78,7 @@ impl Engine {
                 },
                 rows: run.rows,
                 end_max: run.end,
-                emit: match self.lives.get(run.slot).and_then(|live| live.pool.as_ref()) {
-                    Some(pool) => pool.emit(run.emits),
-                    None if run.emits => Emit::Next,
-                    None => Emit::Nothing,
-                },
+                emit: emit(run, self.lives.get_mut(run.slot), self.scheduler.view_of(run.slot)),
                 masked: waits_for_mask,
             });
         }
@@ -231,9 +228,17 @@ impl Engine {
         let slot = committed.slot;
         let tokens = &tokens[..committed.tokens];
         let mut broken = None;
+        // The prompt's own come before those of what was sampled.
+        let wanted = self.lives.get(slot).is_some_and(|live| live.sampling.logprobs.is_some());
+        let sampled_count = if wanted { result.tokens.len() } else { 0 };
+        let (prompt, sampled) = logprobs.split_at(logprobs.len().saturating_sub(sampled_count));
+        if !prompt.is_empty() {
+            let full = self.lives.send(slot, TokenEvent::Prompt { logprobs: prompt.to_vec() });
+            self.scheduler.park(slot, full, self.now_us);
+        }
         if !tokens.is_empty() {
             broken = self.accept(slot, tokens);
-            let logprobs = logprobs.get(..tokens.len()).unwrap_or_default().to_vec();
+            let logprobs = sampled.get(..tokens.len()).unwrap_or_default().to_vec();
             self.count_tokens(slot, tokens.len(), now);
             let full = self.lives.send(slot, TokenEvent::Tokens { tokens: tokens.to_vec(), logprobs });
             // Also back from parked: with two steps in flight the client may have made room for both at once.
@@ -312,6 +317,17 @@ impl Engine {
             }
         };
         self.fail(slot, error);
+    }
+}
+
+/// What a run must give back.
+fn emit(run: &PlannedRun, live: Option<&mut Live>, view: Option<RequestView<'_>>) -> Emit {
+    let plain = if run.emits { Emit::Next } else { Emit::Nothing };
+    let Some(live) = live else { return plain };
+    match (&live.pool, &mut live.score, view) {
+        (Some(pool), _, _) => pool.emit(run.emits),
+        (None, Some(score), Some(view)) => score.emit(run, view.prompt).unwrap_or(plain),
+        _ => plain,
     }
 }
 

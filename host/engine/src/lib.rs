@@ -15,6 +15,7 @@ mod metrics;
 mod policy;
 mod pool;
 mod run;
+mod score;
 mod status;
 
 #[cfg(test)]
@@ -61,6 +62,7 @@ pub fn start(parts: EngineParts, registry: &mut Registry) -> Result<Handle, Engi
         max_rows: caps.max_rows,
         vocab: caps.vocab,
         pools: backend.pools(),
+        scores: backend.scores(),
         max_queued: config.max_queued,
     }));
     let (sender, mailbox) = mpsc::channel();

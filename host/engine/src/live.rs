@@ -16,6 +16,7 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
 use crate::pool::Pool;
+use crate::score::Score;
 use crate::status::Shared;
 
 /// The client's end of one request.
@@ -88,6 +89,7 @@ pub(crate) struct Live {
     pub seed: u64,
     pub constraint: Option<Box<dyn TokenConstraint>>,
     pub pool: Option<Pool>,
+    pub score: Option<Score>,
     pub arrived: Instant,
     pub last_token: Option<Instant>,
     pub outlet: Outlet,

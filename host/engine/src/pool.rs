@@ -80,7 +80,7 @@ impl Pooled {
             match event {
                 TokenEvent::Failed(error) => return Err(error),
                 TokenEvent::Finished { .. } => break,
-                TokenEvent::Started { .. } | TokenEvent::Tokens { .. } => {}
+                TokenEvent::Started { .. } | TokenEvent::Prompt { .. } | TokenEvent::Tokens { .. } => {}
             }
         }
         self.vector.await.map_err(|_| GenerationError::Engine("the request ended without a vector".into()))

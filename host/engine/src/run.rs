@@ -24,6 +24,7 @@ use crate::live::{Live, Lives};
 use crate::message::{Msg, Submission};
 use crate::metrics::Metrics;
 use crate::policy::PolicySeat;
+use crate::score::Score;
 use crate::status::Shared;
 
 /// Messages taken between two steps: with more, a flood of requests would hold up the tokens of those that run.
@@ -155,6 +156,7 @@ impl Engine {
             deadline_us: request.deadline.map(|deadline| now_us.saturating_add(micros(deadline))),
             namespace: request.namespace,
             group: request.group,
+            reads_prompt: request.prompt_logprobs.is_some(),
         };
         // A message ends with one of the tokens that answers end with.
         let stops = &request.sampling.stop_tokens;
@@ -173,6 +175,7 @@ impl Engine {
                     seed: request.seed,
                     constraint: request.constraint,
                     pool,
+                    score: request.prompt_logprobs.map(Score::new),
                     arrived,
                     last_token: None,
                     outlet: Lives::outlet(sender),

@@ -28,7 +28,8 @@ impl Vocabulary {
         let mut white = Vec::new();
         let mut words: Vec<Vec<u8>> = Vec::new();
         for (id, (bytes, added)) in tokens.into_iter().enumerate() {
-            let is_white = !bytes.is_empty() && bytes.iter().all(u8::is_ascii_whitespace);
+            // JSON's own: a form feed before an answer would make it no JSON.
+            let is_white = !bytes.is_empty() && bytes.iter().all(|byte| b" \t\n\r".contains(byte));
             if is_white && bytes.len() <= LEADING_BYTES_MAX {
                 white.push(id as TokenId);
             }
@@ -110,6 +111,7 @@ pub(crate) mod tests {
         assert_eq!((vocabulary.size(), vocabulary.end()), (259, 259));
         assert_eq!(vocabulary.bytes(257), b"<tool>");
         assert!(vocabulary.is_white_space(258) && vocabulary.is_white_space(10) && !vocabulary.is_white_space(97));
+        assert!(!vocabulary.is_white_space(12), "a form feed");
         assert_eq!(vocabulary.all_added().map(|(id, _)| id).collect::<Vec<_>>(), [256, 257]);
     }
 }

@@ -57,6 +57,11 @@ impl Scheduler {
         let slot = launched.slot;
         let entry = self.entries[slot.0 as usize].as_deref_mut().filter(|entry| entry.seq == launched.seq)?;
         let mut taken = 0;
+        if entry.reads_prompt() {
+            // Runs of an earlier seat count too: what was read of them is not asked for again.
+            let read = entry.unread_from.max(result.end.min(launched.end));
+            entry.unread_from = if read < entry.prompt_len() { read } else { u32::MAX };
+        }
         if launched.emits {
             entry.pending -= 1;
             let room = (entry.new_tokens_max - entry.emitted()) as usize;

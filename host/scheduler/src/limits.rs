@@ -14,6 +14,10 @@ pub(crate) const STARVED_SCAN_MAX: usize = 16;
 /// one tile of a matrix product, so they cost little more than one row.
 pub(crate) const PREFILL_ROWS_MIN: u32 = 16;
 
+/// Rows of a prompt that is read row by row, in one step: each costs a row of logits on the host, and the others wait
+/// for them.
+pub(crate) const READ_ROWS_MAX: u32 = 256;
+
 /// Prompts that native FCFS shares one step's budget between. More would only make chunks of less than a page.
 pub(crate) const FCFS_PREFILLS_MAX: usize = 64;
 

@@ -10,7 +10,7 @@ use contract::policy::{Clamp, Decision, Grant};
 
 use crate::decision::{Advice, InvalidDecision, Violation};
 use crate::fcfs;
-use crate::limits::{REFUSAL_CODE_BYTES_MAX, RETRY_AFTER_MS_MAX, STARVED_SCAN_MAX, Tick};
+use crate::limits::{READ_ROWS_MAX, REFUSAL_CODE_BYTES_MAX, RETRY_AFTER_MS_MAX, STARVED_SCAN_MAX, Tick};
 use crate::queue::Scheduler;
 use crate::request::Phase;
 use crate::room::{Decodes, Room};
@@ -268,6 +268,7 @@ impl Scheduler {
         if entry.planned_at == self.steps {
             return 0;
         }
+        let tokens = if entry.reads_prompt() { tokens.min(READ_ROWS_MAX) } else { tokens };
         let taken = match entry.phase {
             Phase::Waiting => self.admit(slot, tokens, room),
             Phase::Running(_) if entry.can_prefill() => self.chunk(slot, tokens, room.rows_from(entry.computed)),

@@ -142,6 +142,7 @@ impl Scheduler {
             pending: 0,
             sampled: false,
             pages: Vec::new(),
+            unread_from: if new.reads_prompt { 0 } else { u32::MAX },
             named_pages: 0,
             chain: Node::Root(new.namespace),
             anchors: Vec::new(),
@@ -289,7 +290,8 @@ impl Scheduler {
         let page = contract::PAGE_TOKENS;
         // Hits end where prefill may start again: at a multiple of both the page and the alignment.
         let grain = self.config.resume_align.div_ceil(page).max(1);
-        let pages_max = (entry.len() - entry.pending - 1) / page / grain * grain;
+        let tokens_max = (entry.len() - entry.pending - 1).min(entry.unread_from);
+        let pages_max = tokens_max / page / grain * grain;
         let mut buffer: Vec<TokenId> = Vec::new();
         let mut found = Vec::new();
         let mut node = Node::Root(entry.namespace);

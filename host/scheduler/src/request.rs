@@ -20,6 +20,9 @@ pub struct NewRequest {
     pub deadline_us: Option<u64>,
     pub namespace: u64,
     pub group: u64,
+    /// Something is read from every row of the prompt: no row may come from the prefix cache before it was computed for
+    /// this request, and the chunks are short.
+    pub reads_prompt: bool,
 }
 
 /// What a backend is told when the request gets a seat.
@@ -67,6 +70,9 @@ pub(crate) struct Entry {
     /// The seat has sampled since it was taken: its last token is on the device.
     pub sampled: bool,
     pub pages: Vec<PageId>,
+    /// Rows from here on must be computed, whatever the prefix cache holds; above every row when nothing is read from
+    /// them.
+    pub unread_from: u32,
     /// Pages that were offered to the prefix cache, and where their chain ends.
     pub named_pages: u32,
     pub chain: Node,
@@ -152,6 +158,11 @@ impl Entry {
     /// Most tokens of KV it can ever hold: the last token is not fed.
     pub fn kv_tokens_max(&self) -> u32 {
         self.prompt_len() + self.new_tokens_max - 1
+    }
+
+    /// Whether rows of its prompt are still to be read.
+    pub fn reads_prompt(&self) -> bool {
+        self.unread_from < self.prompt_len()
     }
 
     pub fn progress(&self) -> Progress {

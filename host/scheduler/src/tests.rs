@@ -31,6 +31,7 @@ fn request(tokens: usize, max_new: u32) -> NewRequest {
         deadline_us: None,
         namespace: 0,
         group: 0,
+        reads_prompt: false,
     }
 }
 

@@ -9,10 +9,11 @@ pub const PLUGIN_COST: &str = "plugin-cost";
 pub const POLICY_COST: &str = "policy-cost";
 pub const CPU: &str = "cpu";
 pub const PROBE: &str = "probe";
+pub const STAGE_SPEED: &str = "stage-speed";
 
 const USAGE: &str = "\
 bench [NAME...] --model MODEL [--dummy] [--threads N,N] [--cells CELL,CELL] [--rounds N] [--quick] [--stdout]
-  NAME     plugin-cost, policy-cost, cpu, probe; without one, the first three
+  NAME     plugin-cost, policy-cost, cpu, stage-speed (needs no model), probe; without one, all but the last
   MODEL    a GGUF file or a folder; with --dummy only its config.json is read, and the weights are random
   CELL     prefill:TOKENS, or decode:STREAMSxCONTEXT; only for cpu
   --quick  few tokens, one round: to see that it works, not to measure
@@ -66,18 +67,21 @@ impl Args {
                 "--dummy" => args.dummy = true,
                 "--quick" => args.quick = true,
                 "--stdout" => args.stdout = true,
-                PLUGIN_COST | POLICY_COST | CPU | PROBE => args.names.push(word),
+                PLUGIN_COST | POLICY_COST | CPU | PROBE | STAGE_SPEED => args.names.push(word),
                 _ => bail!("unknown word `{word}`\n\n{USAGE}"),
             }
         }
         if args.names.is_empty() {
-            args.names = [PLUGIN_COST, POLICY_COST, CPU].map(str::to_owned).to_vec();
+            args.names = [PLUGIN_COST, POLICY_COST, CPU, STAGE_SPEED].map(str::to_owned).to_vec();
         }
         if args.quick {
             args.rounds = 1;
         }
         ensure!((1..=100).contains(&args.rounds), "--rounds {} is not in 1..=100", args.rounds);
         ensure!(args.threads.iter().all(|n| (1..=1024).contains(n)), "--threads must be in 1..=1024");
+        if args.names.iter().all(|name| name == STAGE_SPEED) {
+            return Ok(args);
+        }
         args.model = model.with_context(|| format!("--model is missing\n\n{USAGE}"))?;
         Ok(args)
     }
@@ -156,6 +160,7 @@ mod tests {
         let args =
             parse("cpu --model m.gguf --threads 2 --cells prefill:64,decode:8x128 --rounds 5").expect("a command line");
         assert_eq!((args.names, args.threads, args.rounds), (vec!["cpu".to_owned()], vec![2], 5));
+        assert!(parse("stage-speed").is_ok());
         assert_eq!(args.cells, [Cell::Prefill { tokens: 64 }, Cell::Decode { streams: 8, context: 128 }]);
     }
 

@@ -185,6 +185,7 @@ impl Bench {
             namespace: 0,
             group: seed as u64,
             constraint: None,
+            prompt_logprobs: None,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Speed figures: `cargo xtask bench [NAME]`. Nothing here is a test; a figure depends on the machine it was taken on.
 //!
-//! Start with [`plugin_cost`] (a real server under load), [`policy_cost`] (schedulers alone) and [`cpu`] (the engine
-//! without the API); [`probe`] compares texts instead of times. The crate `record` says what is written down beside the
-//! figures.
+//! Start with [`plugin_cost`] (a real server under load), [`policy_cost`] (schedulers alone), [`stage_speed`] (output
+//! stages alone) and [`cpu`] (the engine without the API); [`probe`] compares texts instead of times. The crate `record`
+//! says what is written down beside the figures.
 
 mod args;
 mod cpu;
@@ -11,6 +11,7 @@ mod peak;
 mod plugin_cost;
 mod policy_cost;
 mod probe;
+mod stage_speed;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,7 @@ fn run(args: &Args) -> Result<()> {
             args::PLUGIN_COST => plugin_cost::run(args)?,
             args::PROBE => probe::run(args)?,
             args::POLICY_COST => policy_cost::run(args)?,
+            args::STAGE_SPEED => stage_speed::run(args)?,
             _ => cpu::run(args)?,
         };
         let record = record::record(name, args.flags(), figures)?;

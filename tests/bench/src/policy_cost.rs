@@ -238,6 +238,7 @@ fn native_host(case: &Case, hot: usize, cold: usize, flush: &mut [u8]) -> Result
                 deadline_us: None,
                 namespace: 0,
                 group: u64::from(n),
+                reads_prompt: false,
             };
             scheduler.submit(request, 0)?;
         }

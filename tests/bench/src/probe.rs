@@ -131,6 +131,7 @@ fn request(prompt: &[TokenId]) -> Request {
         namespace: 0,
         group: 0,
         constraint: None,
+        prompt_logprobs: None,
     }
 }
 

@@ -165,7 +165,7 @@ pub fn smallest(arch: Option<u32>) -> Result<()> {
             driver.step(&parts)?;
         }
         let text = tokens(50, 70);
-        for (seat, emit) in [(4, Emit::Every { from: 0 }), (5, Emit::Pool { mean: true })] {
+        for (seat, emit) in [(4, Emit::Every { from: 0, top: 2, next: None }), (5, Emit::Pool { mean: true })] {
             driver.bind(seat, &sampling, &text)?;
             driver.emit(seat, &text, emit)?;
         }

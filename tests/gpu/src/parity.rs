@@ -279,7 +279,7 @@ fn prompts(arch: Option<u32>) -> Result<String> {
         let mut logprobs = Vec::new();
         for (seat, from) in [(0, 0), (1, 150)] {
             driver.bind(seat, &greedy(Some(20)), &text)?;
-            let out = driver.emit(seat, &text, Emit::Every { from })?;
+            let out = driver.emit(seat, &text, Emit::Every { from, top: 20, next: None })?;
             ensure!(out.logprobs.len() == 200 - from as usize, "{} logprobs from {from}", out.logprobs.len());
             logprobs.extend(out.logprobs.into_iter().map(|row| row.top));
         }

@@ -140,6 +140,7 @@ impl Replica {
             deadline_us: job.deadline_ms.map(|ms| at_us + (ms * 1e3) as u64),
             namespace: 0,
             group: number as u64,
+            reads_prompt: false,
         };
         let mut outcome = Outcome { job: number, arrived_us: at_us, ..Outcome::default() };
         match self.scheduler.submit(new, at_us) {

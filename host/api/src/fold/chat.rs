@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use contract::TokenId;
+use contract::sampling::TokenLogprobs;
 use futures::future::BoxFuture;
 use text::{Delta, Piece};
 
@@ -27,6 +28,7 @@ pub struct ChatFold {
     frame: Frame,
     field: ReasoningField,
     prompt_ids: Arc<[TokenId]>,
+    prompt_logprobs: Vec<TokenLogprobs>,
     choices: Vec<Folded>,
 }
 
@@ -41,12 +43,14 @@ struct Folded {
 
 impl ChatFold {
     pub fn new(frame: Frame, field: ReasoningField, prompt_ids: Arc<[TokenId]>, choices: usize) -> Self {
-        Self { frame, field, prompt_ids, choices: (0..choices).map(|_| Folded::default()).collect() }
+        let choices = (0..choices).map(|_| Folded::default()).collect();
+        Self { frame, field, prompt_ids, prompt_logprobs: Vec::new(), choices }
     }
 
     pub fn take(&mut self, event: Event) {
         match event {
             Event::Started { .. } => {}
+            Event::Prompt { mut logprobs, .. } => self.prompt_logprobs.append(&mut logprobs),
             Event::Piece { index, piece } => {
                 if let Some(choice) = self.choices.get_mut(index as usize) {
                     choice.take(piece);
@@ -61,10 +65,11 @@ impl ChatFold {
     }
 
     pub fn finish(self, usage: Usage) -> String {
-        let Self { frame, field, prompt_ids, choices } = self;
+        let Self { frame, field, prompt_ids, prompt_logprobs, choices } = self;
         let choices = (0..).zip(choices).map(|(index, choice)| choice.finish(index, &frame, field)).collect();
         let mut envelope = frame.envelope("chat.completion", choices, Some(usage));
         envelope.prompt_token_ids = frame.wants_token_ids.then_some(&*prompt_ids);
+        envelope.prompt_logprobs = frame.prompt_logprobs.map(|n| frame.prompt(&prompt_logprobs, n));
         to_json(&envelope)
     }
 }
@@ -91,7 +96,7 @@ impl Folded {
     }
 
     fn finish(mut self, index: u32, frame: &Frame, field: ReasoningField) -> ChatChoice {
-        let logprobs = frame.wants_logprobs.then(|| chat_logprobs(&frame.tokenizer, &self.riders.logprobs));
+        let logprobs = frame.logprobs.map(|_| chat_logprobs(&frame.tokenizer, &self.riders.logprobs));
         let token_ids = frame.wants_token_ids.then(|| std::mem::take(&mut self.riders.token_ids));
         let (end, message) = (self.end.take(), self.message(field));
         let (finish_reason, stop_reason) = match end {
@@ -192,6 +197,8 @@ impl ChatChunks {
         let mut out = Vec::new();
         match event {
             Event::Started { index, .. } => self.role(index, usage, &mut out),
+            // Only whole answers show them.
+            Event::Prompt { .. } => {}
             Event::Piece { index, piece } => {
                 self.role(index, usage, &mut out);
                 self.piece(index, piece, usage, &mut out);

@@ -16,7 +16,8 @@ fn frame() -> Frame {
         created: 1,
         model: "m".into(),
         tokenizer: Tokenizer::from_bytes_vocab(vec![ByteVocabToken { bytes: b"x".to_vec(), added: false }]),
-        wants_logprobs: true,
+        logprobs: Some(1),
+        prompt_logprobs: None,
         wants_token_ids: true,
         include_usage: false,
         continuous_usage: false,
@@ -110,7 +111,7 @@ proptest! {
         let mut events = || {
             let mut events = Vec::new();
             for size in sizes.iter().cycle().take(64) {
-                let token = TokenLogprobs { token: 257, logprob: f32::NEG_INFINITY, top: vec![(97, -0.5)] };
+                let token = TokenLogprobs { token: 257, logprob: f32::NEG_INFINITY, rank: 2, top: vec![(97, -0.5)] };
                 let deltas: Vec<Delta> = rest.by_ref().take(*size).collect();
                 events.push(Piece { deltas, logprobs: vec![token], token_ids: vec![257], stopped: None, enough: false });
             }

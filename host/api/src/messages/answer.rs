@@ -54,7 +54,7 @@ impl Answer {
             out.push(json!({"type": "message_start", "message": message}));
         }
         match event {
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::Prompt { .. } => {}
             Event::Piece { piece, .. } => piece.deltas.into_iter().for_each(|delta| self.delta(delta, out)),
             Event::Done { end, .. } => {
                 self.close(out);

@@ -91,6 +91,7 @@ fn common() -> Properties {
         ("stream", flag()),
         ("stream_options", any_object()),
         ("return_token_ids", flag()),
+        ("prompt_logprobs", json!({"type": ["integer", "boolean", "null"], "minimum": 0, "maximum": TOP_LOGPROBS_MAX})),
         ("user", or_null(text(TENANT_BYTES_MAX))),
         ("priority", integer(i32::MIN.into(), i32::MAX.into())),
         ("cache_salt", or_null(text(CACHE_SALT_BYTES_MAX))),
@@ -162,6 +163,7 @@ fn completion() -> Properties {
         ("prompt", json!({"anyOf": [one, ids, batch]})),
         ("logprobs", integer(0, TOP_LOGPROBS_MAX)),
         ("add_special_tokens", flag()),
+        ("echo", flag()),
     ]
 }
 

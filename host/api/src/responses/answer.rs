@@ -62,9 +62,9 @@ impl Answer {
 
     pub fn take(&mut self, event: Event, out: &mut Vec<Value>) {
         match event {
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::Prompt { .. } => {}
             Event::Piece { piece, .. } => {
-                if self.frame.wants_logprobs {
+                if self.frame.logprobs.is_some() {
                     self.positions.extend(piece.logprobs);
                 }
                 for delta in piece.deltas {

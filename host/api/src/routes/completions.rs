@@ -6,16 +6,16 @@ use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
-use contract::TokenId;
 
 use super::RequestId;
 use super::chat::frame;
 use super::common::{collected, json_text, read_body, streamed, terms, warnings, with_warnings};
 use crate::error::ApiError;
-use crate::fold::{TextChunks, TextFold};
+use crate::fold::{Asked, TextChunks, TextFold};
 use crate::generate::Events;
 use crate::prepare::Job;
-use crate::state::ApiState;
+use crate::state::{ApiState, ServedModel};
+use crate::wire::completion::Prompt;
 use crate::{clock, prepare, wire};
 
 pub async fn post(
@@ -33,13 +33,15 @@ pub async fn post(
     let permit = state.0.admission.admit(sequences)?;
 
     let on = Arc::clone(&model);
-    let (request, mut jobs) = prepare::blocking(move || {
+    let (request, mut jobs, echoes) = prepare::blocking(move || {
         let jobs = request
             .prompts
             .iter()
-            .map(|prompt| prepare::completion(&on, &request.common, prompt, request.add_special_tokens))
+            .map(|prompt| prepare::completion(&on, &request, prompt))
             .collect::<Result<Vec<Job>, ApiError>>()?;
-        Ok((request, jobs))
+        let echo = |(prompt, job): (&Prompt, &Job)| request.echo.then(|| echo(&on, prompt, job));
+        let echoes: Vec<Option<Arc<str>>> = request.prompts.iter().zip(&jobs).map(echo).collect();
+        Ok((request, jobs, echoes))
     })
     .await?;
     let common = request.common;
@@ -48,16 +50,24 @@ pub async fn post(
     let warnings = warnings(&state, &common.ignored, unheld)?;
 
     let frame = frame(&state, &model, &common, "cmpl-", clock::unix_seconds());
-    let prompts: Vec<Arc<[TokenId]>> =
-        jobs.iter().flat_map(|job| (0..common.n).map(|_| Arc::clone(&job.prompt))).collect();
+    let asked = jobs.iter().zip(echoes).map(|(job, echo)| Asked { prompt_ids: Arc::clone(&job.prompt), echo });
+    let asked = asked.flat_map(|asked| std::iter::repeat_n(asked, common.n as usize)).collect();
     let terms = terms(&state, id, &caller, &common, &frame.id);
     let events = Events::start(&state, &model, jobs, &terms, permit)?;
     let response = if common.stream {
-        streamed(&state, events, TextChunks::new(frame, prompts)).await?
+        streamed(&state, events, TextChunks::new(frame, asked)).await?
     } else {
-        let mut fold = TextFold::new(frame, prompts);
+        let mut fold = TextFold::new(frame, asked);
         let events = collected(events, |event| fold.take(event)).await?;
         json_text(fold.finish(events.usage()))
     };
     Ok(with_warnings(response, &warnings))
+}
+
+/// A prompt as a text: as it was sent, or what its tokens spell.
+fn echo(model: &ServedModel, prompt: &Prompt, job: &Job) -> Arc<str> {
+    match prompt {
+        Prompt::Text(text) => text.as_str().into(),
+        Prompt::Tokens(_) => model.text.tokenizer().decode(&job.prompt, false).into(),
+    }
 }

@@ -64,6 +64,7 @@ pub async fn post(
             namespace: 0,
             group,
             constraint: None,
+            prompt_logprobs: None,
         };
         let pooled = model.engine.pool(pooled, request.pooling).map_err(submit_error);
         async move { pooled?.vector().await.map_err(generation_error) }

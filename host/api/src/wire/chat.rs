@@ -40,7 +40,7 @@ impl TryFrom<Fields> for ChatRequest {
     type Error = ApiError;
 
     fn try_from(mut fields: Fields) -> Result<Self, ApiError> {
-        let mut common = Common::take(&mut fields)?;
+        let mut common = Common::take(&mut fields, 1)?;
         common.wishes.logprobs = logprobs(&mut fields)?;
         let prompt = ChatPrompt::take(&mut fields)?;
         common.close(fields)?;

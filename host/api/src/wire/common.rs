@@ -64,6 +64,8 @@ pub struct Common {
     pub include_usage: bool,
     pub continuous_usage: bool,
     pub return_token_ids: bool,
+    /// Alternatives per token of the prompt; `Some(0)` is the token's own logprob alone.
+    pub prompt_logprobs: Option<u8>,
     pub user: Option<String>,
     pub priority: i32,
     pub cache_salt: Option<String>,
@@ -76,7 +78,8 @@ pub struct Common {
 
 impl Common {
     /// Takes the shared fields. `logprobs` is read by the caller, as its shape differs; `ignored` is filled in last.
-    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+    /// Answers of no token at all are allowed where `max_tokens_min` is 0.
+    pub fn take(fields: &mut Fields, max_tokens_min: u32) -> Result<Self, ApiError> {
         let stream = fields.flag("stream", false)?;
         let (include_usage, continuous_usage, unknown) = stream_options(fields, stream)?;
         Ok(Self {
@@ -86,11 +89,12 @@ impl Common {
             include_usage,
             continuous_usage,
             return_token_ids: fields.flag("return_token_ids", false)?,
+            prompt_logprobs: prompt_logprobs(fields, stream)?,
             user: fields.string("user", TENANT_BYTES_MAX)?,
             priority: priority(fields)?,
             cache_salt: fields.string("cache_salt", CACHE_SALT_BYTES_MAX)?,
             wishes: wishes(fields)?,
-            ends: ends(fields)?,
+            ends: ends(fields, max_tokens_min)?,
             structure: structure::take(fields)?,
             ignored: Ignored { foreign: Vec::new(), unknown },
         })
@@ -128,6 +132,17 @@ fn stream_options(fields: &mut Fields, stream: bool) -> Result<(bool, bool, Vec<
         };
     }
     Ok((usage[0], usage[1], unknown))
+}
+
+fn prompt_logprobs(fields: &mut Fields, stream: bool) -> Result<Option<u8>, ApiError> {
+    const NAME: &str = "prompt_logprobs";
+    // Some clients say `false` where they want none.
+    let Some(value) = fields.take(NAME).filter(|value| *value != Value::Bool(false)) else { return Ok(None) };
+    let count = as_integer(NAME, &value, &(0..=TOP_LOGPROBS_MAX))?;
+    if stream {
+        return Err(ApiError::invalid(NAME, "is part of whole answers only; leave out \"stream\": true"));
+    }
+    Ok(Some(u8::try_from(count).expect("the limit fits a byte")))
 }
 
 fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
@@ -180,9 +195,9 @@ fn logit_bias(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
         .collect()
 }
 
-fn ends(fields: &mut Fields) -> Result<Ends, ApiError> {
-    let old = fields.count("max_tokens", 1..=u32::MAX)?;
-    let new = fields.count("max_completion_tokens", 1..=u32::MAX)?;
+fn ends(fields: &mut Fields, max_tokens_min: u32) -> Result<Ends, ApiError> {
+    let old = fields.count("max_tokens", max_tokens_min..=u32::MAX)?;
+    let new = fields.count("max_completion_tokens", max_tokens_min..=u32::MAX)?;
     if let (Some(old), Some(new)) = (old, new)
         && old != new
     {

@@ -15,6 +15,8 @@ pub struct CompletionRequest {
     /// At least one; prompts times `n` is at most [`CHOICES_MAX`].
     pub prompts: Vec<Prompt>,
     pub add_special_tokens: bool,
+    /// The answer begins with the prompt.
+    pub echo: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,11 +26,20 @@ pub enum Prompt {
     Tokens(Vec<TokenId>),
 }
 
+impl CompletionRequest {
+    /// Alternatives per token of the prompt that the engine is asked for: those that are shown with an echo, or by
+    /// themselves.
+    pub fn prompt_logprobs(&self) -> Option<u8> {
+        self.common.prompt_logprobs.max(self.common.wishes.logprobs.filter(|_| self.echo))
+    }
+}
+
 impl TryFrom<Fields> for CompletionRequest {
     type Error = ApiError;
 
     fn try_from(mut fields: Fields) -> Result<Self, ApiError> {
-        let mut common = Common::take(&mut fields)?;
+        let echo = fields.flag("echo", false)?;
+        let mut common = Common::take(&mut fields, u32::from(!echo))?;
         common.wishes.logprobs = alternatives(&mut fields, "logprobs")?;
         let prompts = prompts("prompt", fields.take("prompt").ok_or_else(|| missing("prompt"))?, CHOICES_MAX as usize)?;
         let sequences = prompts.len().saturating_mul(common.n as usize);
@@ -39,7 +50,7 @@ impl TryFrom<Fields> for CompletionRequest {
         }
         let add_special_tokens = fields.flag("add_special_tokens", true)?;
         common.close(fields)?;
-        Ok(Self { common, prompts, add_special_tokens })
+        Ok(Self { common, prompts, add_special_tokens, echo })
     }
 }
 

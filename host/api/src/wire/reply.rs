@@ -51,6 +51,8 @@ pub struct Envelope<'a, C> {
     pub usage: Option<Usage>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<&'a [TokenId]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -168,14 +170,28 @@ pub struct TextChoice {
     pub token_ids: Option<Vec<TokenId>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Arc<[TokenId]>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
+}
+
+/// vLLM's shape: for each token of the prompt those of its place by id, and null for the first, which nothing foretells.
+pub type PromptLogprobs = Vec<Option<BTreeMap<TokenId, PromptLogprob>>>;
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PromptLogprob {
+    pub logprob: f32,
+    /// 1 for the likeliest.
+    pub rank: u32,
+    pub decoded_token: String,
 }
 
 /// Lists of one length. Tokens that are no whole characters read `bytes:\xf0\x9f`, so that they stay distinct keys.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TextLogprobs {
     pub tokens: Vec<String>,
-    pub token_logprobs: Vec<f32>,
-    pub top_logprobs: Vec<BTreeMap<String, f32>>,
+    /// Null for the first token of a prompt, which nothing foretells.
+    pub token_logprobs: Vec<Option<f32>>,
+    pub top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
     /// Characters of the text before each token.
     pub text_offset: Vec<usize>,
 }
@@ -210,20 +226,80 @@ pub fn chat_logprobs(tokenizer: &Tokenizer, positions: &[TokenLogprobs]) -> Chat
 pub fn text_logprobs(tokenizer: &Tokenizer, positions: &[TokenLogprobs], offset: &mut usize) -> TextLogprobs {
     let mut logprobs = TextLogprobs::default();
     for at in positions {
-        let name = text_token(&tokenizer.token_bytes(at.token));
-        logprobs.text_offset.push(*offset);
+        logprobs.push(tokenizer, at.token, *offset, Some((at, at.top.len())));
         *offset += String::from_utf8_lossy(&tokenizer.token_bytes(at.token)).chars().count();
-        let mut top: BTreeMap<String, f32> = at
-            .top
-            .iter()
-            .map(|&(token, logprob)| (text_token(&tokenizer.token_bytes(token)), finite(logprob)))
-            .collect();
-        top.entry(name.clone()).or_insert(finite(at.logprob));
-        logprobs.tokens.push(name);
-        logprobs.token_logprobs.push(finite(at.logprob));
-        logprobs.top_logprobs.push(top);
     }
     logprobs
+}
+
+/// The same of a prompt that the answer repeats as `text`; `positions` are its tokens' but the first's.
+pub fn echo_logprobs(
+    tokenizer: &Tokenizer,
+    prompt: &[TokenId],
+    text: &str,
+    positions: &[TokenLogprobs],
+    top: u8,
+) -> TextLogprobs {
+    let mut logprobs = TextLogprobs::default();
+    let positions = std::iter::once(None).chain(positions.iter().map(Some));
+    for ((&token, offset), at) in prompt.iter().zip(offsets(tokenizer, prompt, text)).zip(positions) {
+        logprobs.push(tokenizer, token, offset, at.map(|at| (at, usize::from(top))));
+    }
+    logprobs
+}
+
+/// Characters of `text` before each of its tokens. A token that the text does not show, such as one that the tokenizer
+/// put in front, takes no place; one whose leading space the text dropped takes its others.
+fn offsets(tokenizer: &Tokenizer, tokens: &[TokenId], text: &str) -> Vec<usize> {
+    let (mut rest, mut count) = (text.as_bytes(), 0);
+    let offset = |&token: &TokenId| {
+        let before = count;
+        let bytes = tokenizer.token_bytes(token);
+        let shown = [&*bytes, bytes.strip_prefix(b" ").unwrap_or(&bytes)].into_iter().find(|b| rest.starts_with(b));
+        let (shown, after) = rest.split_at(shown.map_or(0, <[u8]>::len));
+        // A character counts with its first byte.
+        count += shown.iter().filter(|&&byte| byte & 0xc0 != 0x80).count();
+        rest = after;
+        before
+    };
+    tokens.iter().map(offset).collect()
+}
+
+/// vLLM's shape of a prompt's positions.
+pub fn prompt_logprobs(tokenizer: &Tokenizer, positions: &[TokenLogprobs], top: usize) -> PromptLogprobs {
+    let entry = |token, logprob, rank| {
+        let decoded_token = String::from_utf8_lossy(&tokenizer.token_bytes(token)).into_owned();
+        (token, PromptLogprob { logprob: finite(logprob), rank, decoded_token })
+    };
+    let place = |at: &TokenLogprobs| {
+        let likeliest = at.top.iter().zip(1..).take(top).map(|(&(token, logprob), rank)| entry(token, logprob, rank));
+        likeliest.chain([entry(at.token, at.logprob, at.rank)]).collect()
+    };
+    std::iter::once(None).chain(positions.iter().map(|at| Some(place(at)))).collect()
+}
+
+impl TextLogprobs {
+    fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, offset: usize, at: Option<(&TokenLogprobs, usize)>) {
+        let name = text_token(&tokenizer.token_bytes(token));
+        self.text_offset.push(offset);
+        self.token_logprobs.push(at.map(|(at, _)| finite(at.logprob)));
+        self.top_logprobs.push(at.map(|(at, top)| {
+            let likeliest = at.top.iter().take(top);
+            let mut map: BTreeMap<String, f32> = likeliest
+                .map(|&(token, logprob)| (text_token(&tokenizer.token_bytes(token)), finite(logprob)))
+                .collect();
+            map.entry(name.clone()).or_insert(finite(at.logprob));
+            map
+        }));
+        self.tokens.push(name);
+    }
+
+    pub fn append(&mut self, mut other: Self) {
+        self.tokens.append(&mut other.tokens);
+        self.token_logprobs.append(&mut other.token_logprobs);
+        self.top_logprobs.append(&mut other.top_logprobs);
+        self.text_offset.append(&mut other.text_offset);
+    }
 }
 
 fn text_token(bytes: &[u8]) -> String {

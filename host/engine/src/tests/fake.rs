@@ -44,6 +44,16 @@ pub(crate) fn alone(prompt: &[TokenId], max_new: usize, stop: &[TokenId]) -> Vec
     all.split_off(prompt.len())
 }
 
+/// The logprob that [`Fake`] gives the token after these.
+fn score(hash: u64) -> f32 {
+    -((hash % 1000) as f32)
+}
+
+/// Token and logprob of a prompt's own tokens but the first.
+pub(crate) fn scores(prompt: &[TokenId]) -> Vec<(TokenId, f32)> {
+    (1..prompt.len()).map(|at| (prompt[at], score(hash(prompt[..at].iter().copied())))).collect()
+}
+
 /// What goes wrong, and when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Trouble {
@@ -69,9 +79,17 @@ struct Row {
     done: bool,
 }
 
+struct Launched {
+    seat: Seat,
+    masked: bool,
+    /// Of a run that samples.
+    state: Option<u64>,
+    prompt: Vec<TokenLogprobs>,
+}
+
 struct Pending {
     ticket: Ticket,
-    runs: Vec<(Seat, bool, Option<u64>)>,
+    runs: Vec<Launched>,
     out: Option<StepOut>,
 }
 
@@ -158,6 +176,10 @@ impl Backend for Fake {
         &self.caps
     }
 
+    fn scores(&self) -> bool {
+        true
+    }
+
     fn bind(&mut self, seat: Seat, init: &SeatInit<'_>) -> Result<(), BackendError> {
         if init.prompt[0] == UNBINDABLE {
             return Err(BackendError::Script("no response matches".into()));
@@ -211,13 +233,22 @@ impl Backend for Fake {
                 Feed::Draft { .. } => panic!("this device has no drafter"),
             };
             if row.done {
-                runs.push((run.seat, false, None));
+                runs.push(Launched { seat: run.seat, masked: false, state: None, prompt: Vec::new() });
                 continue;
             }
-            self.feed(run.seat, &tokens);
+            let mut prompt = Vec::new();
+            for (at, token) in tokens.iter().enumerate() {
+                self.feed(run.seat, &[*token]);
+                if let Emit::Every { from, next, .. } = run.emit
+                    && let Some(&token) = tokens.get(at + 1).or(next.as_ref()).filter(|_| at >= from as usize)
+                {
+                    let logprob = score(self.visible(run.seat));
+                    prompt.push(TokenLogprobs { token, logprob, rank: 1, top: Vec::new() });
+                }
+            }
             assert_eq!(self.rows[run.seat.0 as usize].len, run.end_max);
-            let state = (run.emit == Emit::Next).then(|| self.visible(run.seat));
-            runs.push((run.seat, run.masked, state));
+            let state = run.emit.samples().then(|| self.visible(run.seat));
+            runs.push(Launched { seat: run.seat, masked: run.masked, state, prompt });
         }
         let ticket = Ticket(self.steps);
         self.pending.push_back(Pending { ticket, runs, out: None });
@@ -227,13 +258,14 @@ impl Backend for Fake {
     fn sample(&mut self, ticket: Ticket, masks: &[Mask<'_>]) -> Result<(), BackendError> {
         let pending = self.pending.iter_mut().find(|pending| pending.ticket == ticket).expect("a launched ticket");
         let mut out = StepOut { device: Duration::from_micros(100), ..StepOut::default() };
-        for (index, &(seat, masked, state)) in pending.runs.iter().enumerate() {
+        for (index, Launched { seat, masked, state, prompt }) in pending.runs.iter().enumerate() {
             let row = &mut self.rows[seat.0 as usize];
             let mask = masks.iter().find(|mask| mask.run as usize == index).map(|mask| mask.bits);
-            assert_eq!(masked, mask.is_some(), "run {index}: announced, given");
+            assert_eq!(*masked, mask.is_some(), "run {index}: announced, given");
             let (first, first_logprob) = (out.tokens.len() as u32, out.logprobs.len() as u32);
             let mut fault = None;
-            if let Some(state) = state {
+            out.logprobs.extend_from_slice(prompt);
+            if let Some(state) = *state {
                 match pick(state, mask) {
                     Some(token) => {
                         row.last = token;
@@ -241,7 +273,12 @@ impl Backend for Fake {
                         row.done = row.stop.contains(&token);
                         out.tokens.push(token);
                         if row.logprobs {
-                            out.logprobs.push(TokenLogprobs { token, logprob: -1.0, top: vec![(token, -1.0)] });
+                            out.logprobs.push(TokenLogprobs {
+                                token,
+                                logprob: -1.0,
+                                rank: 1,
+                                top: vec![(token, -1.0)],
+                            });
                         }
                     }
                     None => fault = Some(SeatFault::Error("the mask allows nothing".into())),

@@ -48,6 +48,7 @@ fn request(prompt: &[TokenId], max_new_tokens: u32) -> Request {
         namespace: 0,
         group: 0,
         constraint: None,
+        prompt_logprobs: None,
     }
 }
 
@@ -60,21 +61,32 @@ fn prompt(seed: u32, len: usize) -> Vec<TokenId> {
 struct Answer {
     tokens: Vec<TokenId>,
     logprobs: usize,
+    prompt: Vec<(TokenId, f32)>,
     cached: u32,
     end: Result<FinishReason, GenerationError>,
     preemptions: u32,
 }
 
-/// Reads a stream to its end and checks its grammar: `Started`, `Tokens`…, one end.
+/// Reads a stream to its end and checks its grammar: `Started`, `Prompt`…, `Tokens`…, one end.
 fn read(mut generation: Generation) -> Answer {
-    let mut answer =
-        Answer { tokens: Vec::new(), logprobs: 0, cached: 0, end: Err(GenerationError::Shutdown), preemptions: 0 };
+    let mut answer = Answer {
+        tokens: Vec::new(),
+        logprobs: 0,
+        prompt: Vec::new(),
+        cached: 0,
+        end: Err(GenerationError::Shutdown),
+        preemptions: 0,
+    };
     let mut started = false;
     while let Some(event) = generation.blocking_next() {
         match event {
             TokenEvent::Started { cached_tokens, .. } => {
                 assert!(!std::mem::replace(&mut started, true) && answer.tokens.is_empty());
                 answer.cached = cached_tokens;
+            }
+            TokenEvent::Prompt { logprobs } => {
+                assert!(started && answer.tokens.is_empty());
+                answer.prompt.extend(logprobs.iter().map(|at| (at.token, at.logprob)));
             }
             TokenEvent::Tokens { tokens, logprobs } => {
                 assert!(started && (logprobs.is_empty() || logprobs.len() == tokens.len()));

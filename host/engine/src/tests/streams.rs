@@ -2,7 +2,7 @@
 
 use contract::constraint::{ConstraintError, TokenConstraint};
 
-use super::fake::{Fake, VOCAB};
+use super::fake::{Fake, VOCAB, scores};
 use super::*;
 use crate::SubmitError;
 
@@ -90,6 +90,46 @@ fn logprobs_are_aligned() {
     let with = handle.submit(with).expect("fits");
     let without = handle.submit(request(&text, 40)).expect("fits");
     assert_eq!((read(with).logprobs, read(without).logprobs), (40, 0));
+}
+
+/// A prompt's logprobs are all its tokens' but the first's, in any cutting, whatever the cache holds of it; and what was
+/// computed for them serves the next request.
+#[test]
+fn prompts_are_scored_as_a_whole() {
+    for in_flight in [1, 2] {
+        for len in [1, 2, 64, 65, 300] {
+            let handle = engine(Fake::new(2, 60, in_flight));
+            let text = prompt(1, len);
+            assert_alone(&read(handle.submit(request(&text, 3)).expect("fits")), &text, 3, &[]);
+            let mut scored = request(&text, 3);
+            scored.prompt_logprobs = Some(0);
+            scored.sampling.logprobs = Some(1);
+            let answer = read(handle.submit(scored).expect("fits"));
+            assert_alone(&answer, &text, 3, &[]);
+            assert_eq!((answer.cached, answer.logprobs), (0, 3));
+            assert_eq!(answer.prompt, scores(&text));
+            let later = read(handle.submit(request(&text, 3)).expect("fits"));
+            assert_eq!(later.cached as usize, (len - 1) / 64 * 64);
+            assert!(later.prompt.is_empty());
+        }
+    }
+}
+
+/// Also when the pool is so small that requests push each other out and compute parts of their prompts again.
+#[test]
+fn preempted_prompts_are_scored_once() {
+    let handle = engine(Fake::new(4, 9, 2));
+    let texts: Vec<Vec<TokenId>> = (0..6).map(|n| prompt(n, 150 + 10 * n as usize)).collect();
+    let open: Vec<_> = texts
+        .iter()
+        .map(|text| handle.submit(Request { prompt_logprobs: Some(3), ..request(text, 200) }).expect("fits"))
+        .collect();
+    let answers: Vec<Answer> = open.into_iter().map(read).collect();
+    for (answer, text) in answers.iter().zip(&texts) {
+        assert_alone(answer, text, 200, &[]);
+        assert_eq!(answer.prompt, scores(text));
+    }
+    assert!(answers.iter().any(|answer| answer.preemptions > 0), "nobody was pushed out");
 }
 
 /// Each token must be larger than the one before, and after the largest nothing is allowed but 0.

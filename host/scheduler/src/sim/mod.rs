@@ -13,6 +13,7 @@ use std::sync::Arc;
 use contract::generation::Tenant;
 use contract::{Slot, TokenId};
 
+use crate::limits::READ_ROWS_MAX;
 use crate::{Advice, Config, NewRequest, RunResult, Scheduler, Tick};
 use device::{Device, next_token};
 use mirror::Mirror;
@@ -41,6 +42,8 @@ struct Wanted {
     max_new: u32,
     stop: Option<TokenId>,
     got: Vec<TokenId>,
+    /// Rows that were computed for it, when it reads its prompt.
+    read: Option<u32>,
 }
 
 impl Wanted {
@@ -106,6 +109,7 @@ impl Sim {
 
     pub fn submit_in(&mut self, namespace: u64, prompt: Vec<TokenId>, max_new: u32, stop: Option<TokenId>) -> Slot {
         let prompt: Arc<[TokenId]> = prompt.into();
+        let reads_prompt = (prompt.len() + prompt[0] as usize).is_multiple_of(3);
         let new = NewRequest {
             prompt: Arc::clone(&prompt),
             max_new_tokens: max_new,
@@ -114,9 +118,10 @@ impl Sim {
             deadline_us: None,
             namespace,
             group: 0,
+            reads_prompt,
         };
         let slot = self.scheduler.submit(new, self.now_us).expect("the request fits");
-        self.live.insert(slot, Wanted { prompt, max_new, stop, got: Vec::new() });
+        self.live.insert(slot, Wanted { prompt, max_new, stop, got: Vec::new(), read: reads_prompt.then_some(0) });
         slot
     }
 
@@ -198,6 +203,14 @@ impl Sim {
                 self.recomputed += known_len as u64 - u64::from(bind.start);
             }
             self.device.bind(bind, stops(bind.slot));
+        }
+        for run in &plan.runs {
+            let Some(wanted) = self.live.get_mut(&run.slot) else { continue };
+            let Some(read) = &mut wanted.read else { continue };
+            assert!(run.end - run.rows <= *read, "slot {}: rows from {read} on were not computed for it", run.slot.0);
+            let rows_max = if (*read as usize) < wanted.prompt.len() { READ_ROWS_MAX } else { u32::MAX };
+            assert!(run.rows <= rows_max, "slot {}: {} rows to read in one step", run.slot.0, run.rows);
+            *read = run.end.max(*read);
         }
         self.device.run(plan);
     }

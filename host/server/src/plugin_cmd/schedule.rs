@@ -208,6 +208,7 @@ impl<'a> Rehearsal<'a> {
                 deadline_us: request.deadline_ms.map(|ms| self.now_us + ms * 1000),
                 namespace: 0,
                 group: u64::from(number),
+                reads_prompt: false,
             };
             let slot = self.scheduler.submit(new, self.now_us);
             let slot = slot.map_err(|e| format!("request `{}` never fits: {e:?}", request.name))?;

@@ -4,11 +4,14 @@
 //! `template` renders messages; `api` and `sched` cases are prose and are skipped. A case that asks for a check, or
 //! expects a key, that this runner does not verify fails: a check that is silently left out would read as passed.
 //!
-//! Module `output` runs model output, `checks` compares it, `render` runs templates.
+//! Module `output` runs model output, `checks` compares it, `render` runs templates, `constrained` holds random output
+//! to a grammar by means of `walk`.
 
 mod checks;
+mod constrained;
 mod output;
 mod render;
+pub mod walk;
 
 use std::sync::Arc;
 
@@ -151,6 +154,9 @@ fn dispatch(case: &Map<String, Value>, chain: &Chain, plugins: &mut dyn CasePlug
         case.get(key).and_then(Value::as_object).ok_or_else(|| Stop::fail(format!("`{key}` must be an object")))
     };
     let (input, expected) = (object("input")?, object("expected")?);
+    if input.contains_key("runs") && input.contains_key("request") {
+        return constrained::run(input, expected, chain, plugins);
+    }
     if expected.keys().all(|key| key == "observable" || is_remark(key)) && expected.contains_key("observable") {
         return Err(Stop::Skip("the expectation is prose: its test is written by hand".to_owned()));
     }

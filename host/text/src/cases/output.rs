@@ -7,10 +7,8 @@ use contract::output::{OutputStage, StageRequest, ToolChoice};
 use serde_json::{Map, Value};
 
 use super::checks::{self, Check};
-use super::{CasePlugins, Chain, Stop};
-use crate::{
-    ByteVocabToken, Delta, EndOfStream, OutputJob, OutputPipeline, Piece, TextModel, TextModelParts, Tokenizer, prepare,
-};
+use super::{CasePlugins, Chain, Stop, walk};
+use crate::{ByteVocabToken, Delta, EndOfStream, OutputJob, Piece, TextModel, TextModelParts, Tokenizer, prepare};
 
 /// How the recorded output is cut into engine steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +31,7 @@ impl std::fmt::Display for Cutting {
 
 /// A tool call as a client puts it together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Call {
+pub struct Call {
     pub index: u32,
     pub id: String,
     pub name: String,
@@ -43,25 +41,27 @@ pub(super) struct Call {
 
 /// The folded answer of one run, and the deltas of each step for checks on how it was streamed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Answer {
+pub struct Answer {
     /// Content between calls, in order; a plain answer is their concatenation.
     pub content: Vec<String>,
     pub reasoning: String,
     pub calls: Vec<Call>,
     pub finish_reason: String,
+    /// Stages that were cut out.
+    pub violations: u32,
     pub steps: Vec<Vec<Delta>>,
 }
 
 impl Answer {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { content: vec![String::new()], ..Self::default() }
     }
 
-    pub(super) fn content(&self) -> String {
+    pub fn content(&self) -> String {
         self.content.concat()
     }
 
-    fn add(&mut self, piece: Piece) {
+    pub(super) fn add(&mut self, piece: Piece) {
         for delta in &piece.deltas {
             match delta {
                 Delta::Content(text) => {
@@ -232,29 +232,22 @@ fn model(recorded: &Recorded, stages: Vec<Arc<dyn OutputStage>>) -> Result<TextM
 }
 
 fn answer(model: &TextModel, recorded: &Recorded, cutting: Cutting) -> Result<Answer, Stop> {
-    let failed = |e: crate::TextError| Stop::fail(e.to_string());
     let job = OutputJob {
         stage_request: recorded.request.clone(),
         stop_tokens: vec![END],
         skip_special_tokens: true,
         ..OutputJob::default()
     };
-    let mut pipeline: OutputPipeline = model.open_output(&job).map_err(failed)?;
-    let mut answer = Answer::new();
-    for step in cut(&recorded.steps, cutting) {
-        let tokens = tokens(model.tokenizer(), &step);
-        answer.add(pipeline.push(&tokens, Vec::new()).map_err(failed)?);
+    let steps = cut(&recorded.steps, cutting).into_iter().map(|step| tokens(model.tokenizer(), &step));
+    let stop = match recorded.end {
+        EndOfStream::StopToken(token) => Some(vec![token]),
+        _ => None,
+    };
+    let answer = walk::answer(model, &job, steps.chain(stop), recorded.end).map_err(|e| Stop::fail(e.to_string()))?;
+    match answer.violations {
+        0 => Ok(answer),
+        n => Err(Stop::fail(format!("{n} stages broke the event rules and were cut out"))),
     }
-    if let EndOfStream::StopToken(token) = recorded.end {
-        answer.add(pipeline.push(&[token], Vec::new()).map_err(failed)?);
-    }
-    answer.add(pipeline.finish(recorded.end).map_err(failed)?);
-    answer.finish_reason = pipeline.finish_reason().to_owned();
-    let cut_out = pipeline.usage().stage_violations;
-    if cut_out > 0 {
-        return Err(Stop::fail(format!("{cut_out} stages broke the event rules and were cut out")));
-    }
-    Ok(answer)
 }
 
 fn cut(steps: &[Vec<Unit>], cutting: Cutting) -> Vec<Vec<Unit>> {

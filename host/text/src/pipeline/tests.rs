@@ -282,7 +282,7 @@ fn a_stage_that_disagrees_with_the_tracker() {
 /// Log-probabilities ride on the next piece with text, all and in order.
 #[test]
 fn logprobs_ride_on_the_next_piece() {
-    let logprobs = |token, logprob| TokenLogprobs { token, logprob, top: Vec::new() };
+    let logprobs = |token, logprob| TokenLogprobs { token, logprob, rank: 1, top: Vec::new() };
     let mut pipeline = open(vec![], &[], &job(&[]));
     let piece = pipeline.push(&[0xc3], vec![logprobs(0xc3, -0.1)]).unwrap();
     assert_eq!(piece, Piece::default());

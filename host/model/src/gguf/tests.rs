@@ -1,5 +1,6 @@
 //! Files that lie, and files that do not.
 
+use backend::ops::HeadOrder;
 use proptest::prelude::*;
 
 use super::writer::{Tensor, Value, Writer, tiny};
@@ -40,6 +41,110 @@ fn qwen3_has_norms_and_plain_rows() {
     assert_eq!(f32::from_le_bytes(q.row(1)[..4].try_into().expect("4 bytes")), 8.0);
     let error = model(&tiny("qwen3")).expect_err("without its norms").to_string();
     assert_eq!(error, "tensor `blk.0.attn_q_norm.weight` is missing; a qwen3 model needs it");
+}
+
+/// A linear layer, an attention layer, and a drafter's block that is not read.
+fn hybrid() -> Writer {
+    let mut w = tiny("qwen35");
+    w.tensors.retain(|tensor| !tensor.name.starts_with("blk."));
+    let numbers = [
+        ("block_count", 3),
+        ("nextn_predict_layers", 1),
+        ("full_attention_interval", 2),
+        ("rope.dimension_count", 2),
+        ("ssm.conv_kernel", 4),
+        ("ssm.state_size", 4),
+        ("ssm.group_count", 1),
+        ("ssm.time_step_rank", 2),
+        ("ssm.inner_size", 8),
+    ];
+    for (key, value) in numbers {
+        w.set(&format!("qwen35.{key}"), Value::U32(value));
+    }
+    let ffn: [(&str, &[u64]); 5] = [
+        ("attn_norm.weight", &[8]),
+        ("post_attention_norm.weight", &[8]),
+        ("ffn_gate.weight", &[8, 12]),
+        ("ffn_up.weight", &[8, 12]),
+        ("ffn_down.weight", &[12, 8]),
+    ];
+    let linear: [(&str, &[u64]); 9] = [
+        ("attn_qkv.weight", &[8, 16]),
+        ("attn_gate.weight", &[8, 8]),
+        ("ssm_beta.weight", &[8, 2]),
+        ("ssm_alpha.weight", &[8, 2]),
+        ("ssm_conv1d.weight", &[4, 16]),
+        ("ssm_a", &[2]),
+        ("ssm_dt.bias", &[2]),
+        ("ssm_norm.weight", &[4]),
+        ("ssm_out.weight", &[8, 8]),
+    ];
+    let attention: [(&str, &[u64]); 6] = [
+        ("attn_q.weight", &[8, 16]),
+        ("attn_k.weight", &[8, 4]),
+        ("attn_v.weight", &[8, 4]),
+        ("attn_output.weight", &[8, 8]),
+        ("attn_q_norm.weight", &[4]),
+        ("attn_k_norm.weight", &[4]),
+    ];
+    for (name, dims) in ffn.iter().chain(&linear) {
+        w.tensor(&format!("blk.0.{name}"), dims, -2.0);
+    }
+    for (name, dims) in ffn.iter().chain(&attention) {
+        w.tensor(&format!("blk.1.{name}"), dims, 0.0);
+    }
+    w.tensor("blk.2.nextn.eh_proj.weight", &[16, 8], 0.0);
+    w
+}
+
+#[test]
+fn hybrids_are_read_and_their_mistakes_named() {
+    let spec = model(&hybrid()).expect("a whole model");
+    let delta = spec.delta.expect("a linear layer");
+    assert_eq!((spec.ops.len(), spec.kv_layers, spec.state_layers, spec.rope.dims()), (13, 1, 1, 2));
+    assert_eq!((delta.channels(), delta.value_dim, delta.order), (16, 4, HeadOrder::Tiled));
+    // What the file holds is what is computed with: nothing is added to norms, the decay is no logarithm.
+    let decay = spec.weights.iter().find(|w| &*w.name == "blk.0.ssm_a").expect("a decay");
+    assert_eq!(f32::from_le_bytes(decay.row(0)[..4].try_into().expect("4 bytes")), -2.0);
+    let refused = |change: &dyn Fn(&mut Writer)| {
+        let mut writer = hybrid();
+        change(&mut writer);
+        model(&writer).expect_err("the change must be refused").to_string()
+    };
+    check(&[
+        (
+            refused(&|w| w.tensors.retain(|t| t.name != "blk.0.ssm_out.weight")),
+            "tensor `blk.0.ssm_out.weight` is missing; a qwen35 model needs it",
+        ),
+        (
+            refused(&|w| {
+                w.tensor("blk.1.ssm_a", &[2], 0.0);
+            }),
+            "tensor `blk.1.ssm_a` is not part of a qwen35 model; leaving it out would give wrong results",
+        ),
+        (
+            refused(&|w| {
+                w.tensors.iter_mut().filter(|t| t.name == "blk.0.ssm_conv1d.weight").for_each(|t| t.dims.swap(0, 1))
+            }),
+            "tensor `blk.0.ssm_conv1d.weight` has the shape [4, 16]; the model's settings need [16, 4]",
+        ),
+        (
+            refused(&|w| {
+                w.set("qwen35.ssm.inner_size", Value::U32(7));
+            }),
+            "`qwen35.ssm.inner_size` is 7; expected a multiple of the 2 value heads",
+        ),
+        (
+            refused(&|w| {
+                w.set("qwen35.nextn_predict_layers", Value::U32(4));
+            }),
+            "`qwen35.nextn_predict_layers` is 4; the file has 3 blocks in all",
+        ),
+        (
+            refused(&|w| w.metadata.retain(|(key, _)| key != "qwen35.ssm.state_size")),
+            "metadata key `qwen35.ssm.state_size` is missing",
+        ),
+    ]);
 }
 
 fn check(cases: &[(String, &str)]) {

@@ -185,7 +185,11 @@ impl ConfigFile {
 
 /// Dimensions of a head that are rotated.
 fn rotated_dims(family: &Family, head_dim: usize, part: f64) -> Result<usize, ModelError> {
-    if part != 1.0 && !family.hybrid {
+    // Whether a whole head can be rotated is the decoder's to say.
+    if part == 1.0 {
+        return Ok(head_dim);
+    }
+    if !family.hybrid {
         return refuse("partial_rotary_factor", part, "only whole heads are rotated");
     }
     let dims = (head_dim as f64 * part) as usize;

@@ -201,7 +201,10 @@ fn headers_that_lie_are_refused() {
             r#"{{"__metadata__":{{"format":"pt"}},"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#
         )
     };
-    assert_eq!(parse(&raw(&one("F32", "[2,3]", "[0,24]"), 24)).expect("a right one")["a"].rows, 2);
+    for shape in ["[2,3]", "[2,1,3]"] {
+        let found = &parse(&raw(&one("F32", shape, "[0,24]"), 24)).expect("a right one")["a"];
+        assert_eq!((found.rows, found.cols), (2, 3));
+    }
     let max = u64::MAX;
     for (bytes, needle) in [
         (vec![1, 2, 3], "truncated: the header's length needs 8 bytes, the file has 3".to_owned()),
@@ -214,7 +217,7 @@ fn headers_that_lie_are_refused() {
         (raw(&one("F8_E5M2", "[4]", "[0,4]"), 4), "tensor `a` has the type F8_E5M2".into()),
         (raw(&one("F32", "[]", "[0,4]"), 4), "tensor `a` has the shape []".into()),
         (raw(&one("F32", "[0]", "[0,0]"), 0), "tensor `a` has the shape [0]".into()),
-        (raw(&one("F32", "[1,1,1]", "[0,4]"), 4), "tensor `a` has the shape [1, 1, 1]".into()),
+        (raw(&one("F32", "[1,0,1]", "[0,0]"), 0), "tensor `a` has the shape [1, 0, 1]".into()),
         (raw(&one("F32", "[2]", "[0,4]"), 4), "tensor `a` has 4 bytes in the file, its shape and type need 8".into()),
         (raw(&one("F32", &format!("[{max},{max}]"), "[0,4]"), 4), format!("need {max}")),
         (raw(&one("F32", "[1]", "[0,4]"), 3), "truncated: tensor `a` (offsets 0 to 4) needs 4 bytes".into()),

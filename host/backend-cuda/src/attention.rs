@@ -29,7 +29,7 @@ impl PrefillLaunch {
         // Keys and values of a page.
         let page_bytes = (2 * 64 * shape.head_dim * 2) as u32;
         // Warpgroup products and their operands' layout are Hopper's.
-        if arch == 90 && matches!(shape.head_dim, 64 | 128) {
+        if arch == 90 && matches!(shape.head_dim, 64 | 128) && !shape.gated {
             // The tile's queries, two stages of two pages, and the barriers.
             let shared_bytes = (128 * shape.head_dim * 2) as u32 + 4 * page_bytes + 128;
             return Self { source: kernels::ATTEND_PREFILL_SM90, threads: 384, shared_bytes, mapped: true };

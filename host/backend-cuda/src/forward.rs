@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use backend::BackendError;
 use backend::load::LoadOptions;
-use backend::ops::{AttentionShape, ModelSpec};
+use backend::ops::{AttentionShape, DeltaShape, ModelSpec};
 
 use crate::attention::{Decode, PrefillLaunch, SPLIT_WAVES_MAX, TensorMaps};
 use crate::blas::Blas;
 use crate::block_products::Uses;
 use crate::compile::{Compiler, Kernel};
+use crate::delta::{Delta, DeltaLayer};
 use crate::device::{Buffer, Device, fault};
 use crate::launch::{Args, Shape};
 use crate::products::{Epilogue, Fp8Scales, Fp8Work, Matrix, ProductKernels, library_rows};
@@ -35,22 +36,56 @@ pub fn tile_tokens(shape: &AttentionShape) -> usize {
 
 /// A block operation with its weights on the device.
 pub enum DeviceOp {
-    Embed { table: Matrix },
-    NormQkv { norm: Buffer, weight: Matrix },
-    RopeKv { layer: usize, q_norm: Option<Buffer>, k_norm: Option<Buffer> },
-    Attend { layer: usize },
-    OutResidual { weight: Matrix },
-    NormGateUp { norm: Buffer, weight: Matrix },
-    DownResidual { weight: Matrix },
-    Head { norm: Buffer, weight: Matrix },
+    Embed {
+        table: Matrix,
+    },
+    NormQkv {
+        norm: Buffer,
+        weight: Matrix,
+    },
+    /// `gates`: beta and alpha, where their weights are in another format than the others.
+    NormDelta {
+        norm: Buffer,
+        weight: Matrix,
+        gates: Option<Matrix>,
+    },
+    DeltaRule(DeltaLayer),
+    RopeKv {
+        layer: usize,
+        q_norm: Option<Buffer>,
+        k_norm: Option<Buffer>,
+    },
+    Attend {
+        layer: usize,
+    },
+    /// `k`: what its layer's mixer gives a row.
+    OutResidual {
+        weight: Matrix,
+        k: usize,
+    },
+    NormGateUp {
+        norm: Buffer,
+        weight: Matrix,
+    },
+    DownResidual {
+        weight: Matrix,
+    },
+    Head {
+        norm: Buffer,
+        weight: Matrix,
+    },
 }
 
 impl DeviceOp {
     pub fn matrix(&self) -> Option<&Matrix> {
         match self {
-            Self::NormQkv { weight, .. } | Self::NormGateUp { weight, .. } => Some(weight),
-            Self::OutResidual { weight } | Self::DownResidual { weight } => Some(weight),
-            Self::Embed { .. } | Self::RopeKv { .. } | Self::Attend { .. } | Self::Head { .. } => None,
+            Self::NormQkv { weight, .. } | Self::NormDelta { weight, .. } | Self::NormGateUp { weight, .. } => {
+                Some(weight)
+            }
+            Self::OutResidual { weight, .. } | Self::DownResidual { weight } => Some(weight),
+            Self::Embed { .. } | Self::RopeKv { .. } | Self::Attend { .. } | Self::DeltaRule(_) | Self::Head { .. } => {
+                None
+            }
         }
     }
 
@@ -72,6 +107,8 @@ impl DeviceOp {
         let norms = match self {
             Self::NormQkv { norm, .. } | Self::NormGateUp { norm, .. } => norm.bytes,
             Self::RopeKv { q_norm, k_norm, .. } => [q_norm, k_norm].into_iter().flatten().map(|norm| norm.bytes).sum(),
+            Self::NormDelta { norm, gates, .. } => norm.bytes + gates.as_ref().map_or(0, Matrix::bytes),
+            Self::DeltaRule(layer) => layer.bytes(),
             Self::Embed { table } => table.bytes(),
             Self::Head { norm, weight: Matrix::Half(weight) } if Arc::strong_count(weight) > 1 => norm.bytes,
             Self::Head { norm, weight: Matrix::Packed(weight) } if Arc::strong_count(weight) > 1 => norm.bytes,
@@ -87,6 +124,8 @@ pub struct DeviceModel {
     pub hidden: usize,
     pub ffn: usize,
     pub vocab: usize,
+    /// Ids from here on are never sampled.
+    pub vocab_used: usize,
     pub eps: f32,
     /// The 16-bit type is f16, else bf16.
     pub f16: bool,
@@ -97,6 +136,8 @@ pub struct DeviceModel {
     pub panel: Option<Buffer>,
     /// For a prefill kernel that reads through them.
     pub tensor_maps: Option<TensorMaps>,
+    /// For layers with the gated delta rule.
+    pub delta: Option<Delta>,
 }
 
 pub struct Kernels {
@@ -156,8 +197,8 @@ pub struct Workspace {
     pub counts: Buffer,
     pub masks: Buffer,
     pub mask_words: usize,
-    row_seat: Buffer,
-    row_position: Buffer,
+    pub row_seat: Buffer,
+    pub row_position: Buffer,
     pub row_token: Buffer,
     emit_row: Buffer,
     pub emit_run: Buffer,
@@ -222,6 +263,9 @@ impl Workspace {
         let split_rows = split_items * TILE_ROWS;
         let tiles = ((rows / tile_tokens(shape) + seats + 1) * shape.kv_heads).max(split_items);
         let mask_words = spec.vocab.div_ceil(32);
+        let delta = spec.delta.as_ref();
+        let mix_width = shape.mix_width().max(delta.map_or(0, DeltaShape::mix_width));
+        let mixed_width = shape.q_width().max(delta.map_or(0, DeltaShape::value_width));
         let alloc = |what: &str, bytes: usize| device.alloc_zeroed(what, bytes);
         let emits = seats + 1;
         Ok(Self {
@@ -244,8 +288,8 @@ impl Workspace {
             tiles: alloc("prefill work", tiles * 16)?,
             h: alloc("residual rows", padded * spec.hidden * 2)?,
             normed: alloc("normed rows", padded * spec.hidden * 2)?,
-            mix: alloc("attention inputs", padded * (shape.q_width() + 2 * shape.kv_width()) * 2)?,
-            attended: alloc("attention outputs", padded * shape.q_width() * 2)?,
+            mix: alloc("mixer inputs", padded * mix_width * 2)?,
+            attended: alloc("mixer outputs", padded * mixed_width * 2)?,
             gate_up: alloc("gate and up rows", padded * spec.ffn * 4)?,
             act: alloc("activated rows", padded * spec.ffn * 2)?,
             part_o: alloc("attention splits", items * group * shape.head_dim * 4)?,
@@ -294,7 +338,7 @@ impl Workspace {
         (self.mix.pointer, self.max_rows)
     }
 
-    fn runs_pointer(&self) -> u64 {
+    pub fn runs_pointer(&self) -> u64 {
         self.upload.pointer + self.layout.runs as u64
     }
 }
@@ -310,13 +354,15 @@ pub struct StepSize {
     pub prefill_rows: usize,
     /// Work items of prefill attention where some tile's keys are split; 0 where none is.
     pub split_items: usize,
+    /// Chunks of the delta rule; see [`crate::delta::chunks`].
+    pub chunks: usize,
     pub emits: usize,
 }
 
 impl StepSize {
     /// One row for each of `rows` seats, and each emits.
     pub fn decode(rows: usize) -> Self {
-        Self { runs: rows, rows, decodes: rows, prefill_rows: 0, split_items: 0, emits: rows }
+        Self { runs: rows, rows, decodes: rows, prefill_rows: 0, split_items: 0, chunks: 0, emits: rows }
     }
 }
 
@@ -332,6 +378,10 @@ pub struct Forward<'a> {
     pub pending: u64,
     /// Every row's residual stream is wanted behind the pass, not only the emitted ones'.
     pub every_row: bool,
+}
+
+fn no_delta() -> BackendError {
+    fault("the delta rule", "the model has no recurrent state")
 }
 
 impl Forward<'_> {
@@ -387,9 +437,22 @@ impl Forward<'_> {
                 self.kernels.embed.launch(self.device, Shape::new(rows as u32, 128), args)
             }
             DeviceOp::NormQkv { norm, weight } => {
-                let n = model.shape.q_width() + 2 * model.shape.kv_width();
+                let n = model.shape.mix_width();
                 self.normed_product(Epilogue::Store, w.mix.pointer, (norm, 0), weight, (rows, n, hidden))
             }
+            DeviceOp::NormDelta { norm, weight, gates } => {
+                let delta = self.model.delta.as_ref().ok_or_else(no_delta)?;
+                let shape = (rows, delta.mix_width(), hidden);
+                self.normed_product(Epilogue::Store, w.mix.pointer, (norm, 0), weight, shape)?;
+                match (gates, &delta.gates) {
+                    (Some(gates), Some(out)) => {
+                        let shape = (rows, 2 * delta.shape.value_heads, hidden);
+                        self.normed_product(Epilogue::Store, out.pointer, (norm, 0), gates, shape)
+                    }
+                    _ => Ok(()),
+                }
+            }
+            DeviceOp::DeltaRule(layer) => self.delta(self.model.delta.as_ref().ok_or_else(no_delta)?, layer, size),
             // Steps of single rows do it in their attention.
             DeviceOp::RopeKv { .. } if size.prefill_rows == 0 => Ok(()),
             DeviceOp::RopeKv { layer, q_norm, k_norm } => self.rope_kv(*layer, q_norm.as_ref(), k_norm.as_ref(), size),
@@ -399,10 +462,7 @@ impl Forward<'_> {
                 }
                 _ => Err(fault("attention", "no rotation stands before it")),
             },
-            DeviceOp::OutResidual { weight } => {
-                let k = model.shape.q_width();
-                self.out(weight, (rows, hidden, k))
-            }
+            DeviceOp::OutResidual { weight, k } => self.out(weight, (rows, hidden, *k)),
             DeviceOp::NormGateUp { norm, weight } => {
                 self.normed_product(Epilogue::SiluMul, w.act.pointer, (norm, 0), weight, (rows, ffn, hidden))
             }

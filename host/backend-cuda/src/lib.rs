@@ -9,6 +9,7 @@ mod attention;
 mod blas;
 mod block_products;
 mod compile;
+mod delta;
 mod device;
 mod forward;
 mod launch;

@@ -12,6 +12,7 @@ use crate::attention::TensorMaps;
 use crate::blas::Blas;
 use crate::block_products::{Packed, Part, Uses, formats_of, panel, share_tiles};
 use crate::compile::{Compiler, Target};
+use crate::delta::{Delta, DeltaLayer};
 use crate::device::{Buffer, Device, DeviceOptions, fault};
 use crate::forward::{DeviceModel, DeviceOp, Kernels, Workspace};
 use crate::launch::{Args, Shape};
@@ -49,6 +50,9 @@ pub fn load(
 ) -> Result<(CudaBackend, MemoryPlan), BackendError> {
     check_shape(spec)?;
     let device = Device::open(&cuda.device)?;
+    if let Some(delta) = &spec.delta {
+        crate::delta::check_shape(delta, device.arch)?;
+    }
     let (free_at_start, total) = device.memory()?;
     let shape = &spec.attention;
     let fp8 = fp8_scales(spec, options)?;
@@ -57,7 +61,7 @@ pub fn load(
     let f16 = device.arch < 80 || embedding_type(spec) == Some(WeightType::F16);
     let target = Target { machine: device.machine, arch: device.arch, f16 };
     let cache = cuda.device.kernel_cache.as_deref();
-    let mut compiler = Compiler::new(Some(&device.context), target, cache, &model_flags(shape))?;
+    let mut compiler = Compiler::new(Some(&device.context), target, cache, &model_flags(shape, spec.rope.dims()))?;
     let kernels = Kernels::compile(&mut compiler, shape, fp8, &blocks)?;
     tracing::info!(compiled = compiler.compiled, cached = compiler.cached, card = %device.name, "kernels are ready");
 
@@ -70,6 +74,9 @@ pub fn load(
     let mut lowered = Vec::new();
     let context_len = options.context_len.unwrap_or(spec.context_len).min(spec.context_len);
     let workspace = Workspace::new(&device, spec, options, context_len)?;
+    let separate = ops.iter().any(|op| matches!(op, DeviceOp::NormDelta { gates: Some(_), .. }));
+    let sizes = (workspace.seats, workspace.max_rows, separate);
+    let delta = spec.delta.map(|shape| Delta::new(&device, &mut compiler, spec, shape, sizes)).transpose()?;
     let mut blas = Blas::new(&device, f16)?;
     let fp8 = fp8_work(&device, spec, fp8, &ops, &mut blas, workspace.max_rows)?;
     let panel = panel(&device, spec)?;
@@ -100,8 +107,9 @@ pub fn load(
         repacked: 0,
         workspace: (workspace.bytes()
             + panel.as_ref().map_or(0, |panel| panel.bytes)
-            + fp8.as_ref().map_or(0, Fp8Work::bytes)) as u64,
-        state: 0,
+            + fp8.as_ref().map_or(0, Fp8Work::bytes)
+            + delta.as_ref().map_or(0, Delta::work_bytes)) as u64,
+        state: delta.as_ref().map_or(0, Delta::state_bytes) as u64,
         kv_pool: pages * kv_bytes_per_token * u64::from(PAGE_TOKENS),
         kv_bytes_per_token,
         pages: pages as u32,
@@ -119,6 +127,7 @@ pub fn load(
         hidden: spec.hidden,
         ffn: spec.ffn,
         vocab: spec.vocab,
+        vocab_used: spec.vocab_used,
         eps: spec.norm_eps,
         f16,
         rotation: rotation_table(&device, spec, context_len)?,
@@ -126,6 +135,7 @@ pub fn load(
         kv,
         panel,
         tensor_maps,
+        delta,
     };
     let backend = CudaBackend::new(
         device,
@@ -181,8 +191,12 @@ fn check_shape(spec: &ModelSpec) -> Result<(), BackendError> {
             return unsupported(format!("a {name} width of {width} on CUDA: it must be a multiple of 32"));
         }
     }
-    if spec.rope.dims() != shape.head_dim {
-        return unsupported(format!("a rotation of {} of {} dimensions on CUDA", spec.rope.dims(), shape.head_dim));
+    // In a part of a head the two dimensions of a pair lie in lanes whose numbers differ in one bit.
+    let (dims, lane) = (spec.rope.dims(), (shape.head_dim / 2).div_ceil(32));
+    let apart = dims / 2 / lane;
+    let partial = dims * 2 <= shape.head_dim && dims == apart * lane * 2 && apart.is_power_of_two();
+    if dims != shape.head_dim && !partial {
+        return unsupported(format!("a rotation of {dims} of {} dimensions on CUDA", shape.head_dim));
     }
     Ok(())
 }
@@ -215,11 +229,13 @@ fn fp8_work(
 }
 
 /// What every kernel of a model is compiled with.
-pub(crate) fn model_flags(shape: &AttentionShape) -> [(&'static str, usize); 5] {
+pub(crate) fn model_flags(shape: &AttentionShape, rotated: usize) -> [(&'static str, usize); 7] {
     [
         ("HEADS", shape.heads),
         ("KV_HEADS", shape.kv_heads),
         ("HEAD_DIM", shape.head_dim),
+        ("Q_STEP", shape.q_stride() / shape.head_dim),
+        ("ROT_DIM", rotated),
         ("SPLIT", crate::forward::SPLIT),
         ("QTOKENS", crate::forward::tile_tokens(shape)),
     ]
@@ -278,7 +294,9 @@ impl Loader<'_> {
                     k_norm: k_norm.map(|id| self.stacked(&[id])).transpose()?,
                 },
                 BlockOp::Attend { kv_layer } => DeviceOp::Attend { layer: kv_layer as usize },
-                BlockOp::OutResidual { out } => DeviceOp::OutResidual { weight: self.matrix(&[out])? },
+                BlockOp::OutResidual { out } => {
+                    DeviceOp::OutResidual { weight: self.matrix(&[out])?, k: self.spec.weight(out).cols }
+                }
                 BlockOp::NormGateUp { norm, gate, up } => {
                     DeviceOp::NormGateUp { norm: self.stacked(&[norm])?, weight: self.gate_up([gate, up])? }
                 }
@@ -291,12 +309,14 @@ impl Loader<'_> {
                         _ => self.unquantised(&[weight])?,
                     },
                 },
-                BlockOp::NormDelta { .. } | BlockOp::DeltaRule { .. } => {
-                    return Err(BackendError::Unsupported {
-                        what: "the gated delta rule on CUDA".into(),
-                        fix: "use `--device cpu`".into(),
-                    });
-                }
+                BlockOp::NormDelta { norm, qkv, z, beta, alpha } => self.norm_delta(norm, [qkv, z], [beta, alpha])?,
+                BlockOp::DeltaRule { state_layer, taps, decay, bias, norm } => DeviceOp::DeltaRule(DeltaLayer {
+                    index: state_layer as usize,
+                    taps: self.f32(taps)?,
+                    decay: self.f32(decay)?,
+                    bias: self.f32(bias)?,
+                    norm: self.f32(norm)?,
+                }),
                 BlockOp::Tap { layer } => {
                     return Err(BackendError::Unsupported {
                         what: format!("a tap after layer {layer} on CUDA"),
@@ -395,6 +415,31 @@ impl Loader<'_> {
             there += more;
         }
         Ok(buffer)
+    }
+
+    /// Beta and alpha decide what a state forgets: they are never FP8, and are then a product of their own.
+    fn norm_delta(
+        &mut self,
+        norm: WeightId,
+        [qkv, z]: [WeightId; 2],
+        [beta, alpha]: [WeightId; 2],
+    ) -> Result<DeviceOp, BackendError> {
+        let norm = self.stacked(&[norm])?;
+        if self.fp8.is_none() {
+            return Ok(DeviceOp::NormDelta { norm, weight: self.matrix(&[qkv, z, beta, alpha])?, gates: None });
+        }
+        let gates = Matrix::Half(std::sync::Arc::new(self.stacked(&[beta, alpha])?));
+        Ok(DeviceOp::NormDelta { norm, weight: self.matrix(&[qkv, z])?, gates: Some(gates) })
+    }
+
+    /// All values of a small weight.
+    fn f32(&self, id: WeightId) -> Result<Buffer, BackendError> {
+        let weight = self.spec.weight(id);
+        let mut values = Vec::with_capacity(weight.rows * weight.cols);
+        for row in 0..weight.rows {
+            values.extend(floats(weight.ty, weight.row(row)).ok_or_else(|| no_kernel(weight))?);
+        }
+        self.device.upload(&weight.name, &values)
     }
 
     /// The weights of a product, one below the other, in the format that the model runs in.
@@ -511,6 +556,13 @@ fn whole_tiles(weight: &Weight) -> Result<(), BackendError> {
     })
 }
 
+fn no_kernel(weight: &Weight) -> BackendError {
+    BackendError::Weight {
+        name: weight.name.to_string(),
+        reason: format!("{:?} has no CUDA kernel here; use `--device cpu`", weight.ty),
+    }
+}
+
 fn push_half(out: &mut Vec<u16>, weight: &Weight, row: usize, f16: bool) -> Result<(), BackendError> {
     let bytes = weight.row(row);
     let stored = if f16 { WeightType::F16 } else { WeightType::BF16 };
@@ -518,10 +570,7 @@ fn push_half(out: &mut Vec<u16>, weight: &Weight, row: usize, f16: bool) -> Resu
         out.extend(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])));
         return Ok(());
     }
-    let values = floats(weight.ty, bytes).ok_or_else(|| BackendError::Weight {
-        name: weight.name.to_string(),
-        reason: format!("{:?} has no CUDA kernel here; use `--device cpu`", weight.ty),
-    })?;
+    let values = floats(weight.ty, bytes).ok_or_else(|| no_kernel(weight))?;
     if f16 {
         // What f16 cannot hold becomes its largest number, as in the kernels.
         let largest = half::f16::MAX.to_f32();

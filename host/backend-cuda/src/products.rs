@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use backend::BackendError;
-use backend::ops::ModelSpec;
+use backend::ops::{DeltaShape, ModelSpec};
 
 use crate::blas::{Blas, Call, Operands, Product};
 use crate::block_products::{BlockKernels, Packed, Uses};
@@ -271,12 +271,12 @@ impl Fp8Work {
             Fp8Scales::Blocks => Operands::Fp8Blocks,
         };
         let (hidden, q_width) = (spec.hidden, spec.attention.q_width());
-        let shapes = [
-            (q_width + 2 * spec.attention.kv_width(), hidden),
-            (hidden, q_width),
-            (2 * spec.ffn, hidden),
-            (hidden, spec.ffn),
-        ];
+        let mut shapes =
+            vec![(spec.attention.mix_width(), hidden), (hidden, q_width), (2 * spec.ffn, hidden), (hidden, spec.ffn)];
+        let values = spec.delta.as_ref().map_or(0, DeltaShape::value_width);
+        if let Some(delta) = &spec.delta {
+            shapes.extend([(delta.channels() + values, hidden), (hidden, values)]);
+        }
         if !uniform {
             return Err(BackendError::Unsupported {
                 what: "on CUDA: a checkpoint whose layers are FP8 only in part".into(),
@@ -285,7 +285,7 @@ impl Fp8Work {
         }
         let lacking = lacking(device, blas, (operands, aligned), &shapes);
         let library = lacking.is_none();
-        let widest = hidden.max(q_width).max(spec.ffn);
+        let widest = hidden.max(q_width).max(spec.ffn).max(values);
         let rows = library_rows(max_rows);
         let largest = shapes.iter().map(|(n, k)| n * k).max().unwrap_or(0);
         Ok(Self {

@@ -85,13 +85,13 @@ impl CudaBackend {
         top: u8,
         out: &mut PromptOut,
     ) -> Result<(), BackendError> {
-        let row_bytes = self.model.vocab * 4;
+        let (row_bytes, used) = (self.model.vocab * 4, self.model.vocab_used);
         let rows: Vec<usize> = rows.collect();
         for (rows, targets) in rows.chunks(TILE).zip(targets.chunks(TILE)) {
             let host = self.tile(rows, row_bytes, true)?;
             for (bytes, &target) in host.chunks_exact(row_bytes).zip(targets) {
                 let logits: Vec<f32> =
-                    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+                    bytes.chunks_exact(4).take(used).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
                 out.logprobs.push(raw_logprobs(&logits, target, top));
             }
         }

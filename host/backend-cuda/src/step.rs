@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use backend::load::LoadOptions;
+use backend::ops::DELTA_CHUNK;
 use backend::sampler::raw_logprobs;
 use backend::step::{Caps, Emit, Feed, Mask, RunOut, SeatFault, SeatInit, Step, StepOut, Table, Ticket};
 use backend::{Backend, BackendError};
@@ -12,6 +13,7 @@ use cudarc::driver::{CudaEvent, CudaGraph, result, sys};
 
 use crate::attention::split_prompts;
 use crate::blas::Blas;
+use crate::delta::chunks;
 use crate::device::{Device, Pinned, fault};
 use crate::forward::{DeviceModel, Forward, Kernels, SAMPLE_PARTS_MAX, StepSize, Workspace};
 use crate::launch::{Args, Shape};
@@ -86,13 +88,13 @@ impl CudaBackend {
             seats: options.seats,
             pages,
             page_tokens: PAGE_TOKENS,
-            recurrent: false,
+            recurrent: model.delta.is_some(),
             state_slots: 0,
             adapters: 0,
             max_rows: options.max_rows,
             max_query: 1,
             in_flight: IN_FLIGHT as u8,
-            resume_align: 1,
+            resume_align: if model.delta.is_some() { DELTA_CHUNK as u32 } else { 1 },
             rows_tile: ROWS_TILE as u32,
             mask_words: work.mask_words as u32,
             graphs: sizes.iter().map(|&rows| (rows as u16, 1)).collect(),
@@ -400,6 +402,9 @@ impl CudaBackend {
                 size.prefill_rows += run.rows as usize;
             }
         }
+        if self.model.delta.is_some() {
+            size.chunks = chunks(step.runs.iter().map(|run| run.rows));
+        }
         if size.rows > self.work.max_rows || runs.len() > self.work.seats {
             return invalid(format!("{} rows, {} runs", size.rows, runs.len()));
         }
@@ -482,6 +487,7 @@ impl CudaBackend {
                 .pointer(base + w.layout.mask_of as u64)
                 .int(w.mask_words)
                 .int(self.model.vocab)
+                .int(self.model.vocab_used)
                 .pointer(w.sample_parts.pointer)
                 .pointer(w.sample_arrived.pointer)
                 .pointer(out)
@@ -584,7 +590,7 @@ impl CudaBackend {
                     out.tokens.push(token as TokenId);
                     run.tokens.end += 1;
                     if let (Some(top), Some(logits)) = (wanted, &self.rings[ring].logits) {
-                        let row = &logits.as_slice()[emit * self.model.vocab * 4..(emit + 1) * self.model.vocab * 4];
+                        let row = &logits.as_slice()[emit * self.model.vocab * 4..][..self.model.vocab_used * 4];
                         let row: Vec<f32> =
                             row.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
                         out.logprobs.push(raw_logprobs(&row, token as TokenId, *top));

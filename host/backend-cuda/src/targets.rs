@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use backend::BackendError;
-use backend::ops::AttentionShape;
+use backend::ops::{AttentionShape, DeltaShape, GateFn, HeadOrder};
 
 use crate::block_products::Uses;
 use crate::compile::{Compiler, Target};
@@ -15,12 +15,24 @@ use crate::products::Fp8Scales;
 pub const TARGETS: [u32; 8] = [70, 75, 80, 86, 89, 90, 100, 120];
 
 /// Every head size, and a group that divides nothing evenly.
-const SHAPES: [AttentionShape; 4] = [
+const SHAPES: [AttentionShape; 5] = [
     AttentionShape { heads: 32, kv_heads: 8, head_dim: 128, gated: false },
     AttentionShape { heads: 9, kv_heads: 3, head_dim: 64, gated: false },
     AttentionShape { heads: 6, kv_heads: 2, head_dim: 96, gated: false },
     AttentionShape { heads: 8, kv_heads: 2, head_dim: 256, gated: false },
+    AttentionShape { heads: 16, kv_heads: 4, head_dim: 256, gated: true },
 ];
+
+/// Of a hybrid's linear layers; cards before 8.0 have no kernels for them.
+const DELTA: DeltaShape = DeltaShape {
+    key_heads: 16,
+    value_heads: 32,
+    key_dim: 128,
+    value_dim: 128,
+    conv: 4,
+    order: HeadOrder::Grouped,
+    gate: GateFn::Silu,
+};
 
 /// Where every shape is compiled: shapes differ in loop counts, not in instructions.
 const EVERY_SHAPE: [u32; 2] = [75, 90];
@@ -54,10 +66,14 @@ pub fn compile_for(machine: u32, cache: Option<&Path>) -> Result<(u32, u32), Bac
             };
             for &fp8 in scales {
                 let target = Target { machine, arch: machine, f16 };
-                let mut compiler = Compiler::new(None, target, cache, &model_flags(shape))?;
+                let rotated = if shape.gated { shape.head_dim / 4 } else { shape.head_dim };
+                let mut compiler = Compiler::new(None, target, cache, &model_flags(shape, rotated))?;
                 // Block formats know nothing of heads, and are compiled once.
                 let blocks = if fp8 == Some(Fp8Scales::Rows) { Uses::samples() } else { Uses::default() };
                 Kernels::compile(&mut compiler, shape, fp8, &blocks)?;
+                if index == 0 && machine >= 80 {
+                    crate::delta::kernels(&mut compiler, &DELTA)?;
+                }
                 compiled += compiler.compiled;
                 cached += compiler.cached;
             }

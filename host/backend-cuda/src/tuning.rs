@@ -2,6 +2,7 @@
 
 use backend::BackendError;
 
+use crate::delta::Delta;
 use crate::forward::{DeviceOp, Forward};
 use crate::products::{Epilogue, ROWS_TILE, library_rows};
 use crate::step::CudaBackend;
@@ -33,15 +34,19 @@ impl Forward<'_> {
     /// Every product of the first layers as a step of `m` rows has it, on whatever the buffers hold.
     fn sample_products(&mut self, m: usize) -> Result<(), BackendError> {
         let (model, w) = (self.model, self.work);
-        let (hidden, ffn, q_width) = (model.hidden, model.ffn, model.shape.q_width());
-        let qkv = q_width + 2 * model.shape.kv_width();
+        let (hidden, ffn) = (model.hidden, model.ffn);
         for op in model.ops.iter().filter(|op| op.matrix().is_some()).take(4 * TUNED_LAYERS) {
             match op {
                 DeviceOp::NormQkv { weight, .. } => {
-                    self.library(Epilogue::Store, w.mix.pointer, w.normed.pointer, weight, (m, qkv, hidden))?;
+                    let n = model.shape.mix_width();
+                    self.library(Epilogue::Store, w.mix.pointer, w.normed.pointer, weight, (m, n, hidden))?;
                 }
-                DeviceOp::OutResidual { weight } => {
-                    self.library(Epilogue::AddResidual, w.h.pointer, w.attended.pointer, weight, (m, hidden, q_width))?;
+                DeviceOp::NormDelta { weight, .. } => {
+                    let n = model.delta.as_ref().map_or(0, Delta::mix_width);
+                    self.library(Epilogue::Store, w.mix.pointer, w.normed.pointer, weight, (m, n, hidden))?;
+                }
+                DeviceOp::OutResidual { weight, k } => {
+                    self.library(Epilogue::AddResidual, w.h.pointer, w.attended.pointer, weight, (m, hidden, *k))?;
                 }
                 DeviceOp::NormGateUp { weight, .. } => {
                     self.library(Epilogue::SiluMul, w.act.pointer, w.normed.pointer, weight, (m, ffn, hidden))?;
@@ -49,7 +54,11 @@ impl Forward<'_> {
                 DeviceOp::DownResidual { weight } => {
                     self.library(Epilogue::AddResidual, w.h.pointer, w.act.pointer, weight, (m, hidden, ffn))?;
                 }
-                DeviceOp::Embed { .. } | DeviceOp::RopeKv { .. } | DeviceOp::Attend { .. } | DeviceOp::Head { .. } => {}
+                DeviceOp::Embed { .. }
+                | DeviceOp::RopeKv { .. }
+                | DeviceOp::Attend { .. }
+                | DeviceOp::DeltaRule(_)
+                | DeviceOp::Head { .. } => {}
             }
         }
         Ok(())

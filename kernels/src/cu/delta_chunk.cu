@@ -42,7 +42,7 @@ __device__ __forceinline__ void rows_by_rows(float (&acc)[8][4], u32 x, u32 y, i
 }
 
 extern "C" __global__ void __launch_bounds__(128) delta_chunk(u16 *chunk_u, u16 *chunk_w, u16 *chunk_p, float *chunk_g,
-                                                              const u16 *conv, const u16 *mix, const float *decay,
+                                                              const u16 *conv, const u16 *gates, int gates_width, const float *decay,
                                                               const float *bias, const StepInfo *step, const RunInfo *runs) {
     extern __shared__ __align__(16) u8 bytes[];
     Shared &s = *(Shared *)bytes;
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(128) delta_chunk(u16 *chunk_u, u16 
     if (t < 64) {
         float beta = 0.f, g = 0.f;
         if (t < place.rows) {
-            const u16 *row = mix + (long long)(place.row0 + t) * MIX + CHANNELS + VALUE_HEADS * VALUE_DIM;
+            const u16 *row = gates + (long long)(place.row0 + t) * gates_width;
             beta = 1.f / (1.f + expf(-half_to_f32(row[head])));
             g = decay[head] * softplus(half_to_f32(row[VALUE_HEADS + head]) + bias[head]);
         }

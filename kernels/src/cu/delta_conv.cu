@@ -8,7 +8,7 @@
 #define ROWS 16
 #define LANE (KEY_DIM / WARP)
 
-extern "C" __global__ void __launch_bounds__(128) delta_conv(u16 *conv, const u16 *mix, const u16 *rings, const float *taps,
+extern "C" __global__ void __launch_bounds__(128) delta_conv(u16 *conv, const u16 *mix, int mix_width, const u16 *rings, const float *taps,
                                                              const int *row_seat, const int *row_position, int rows) {
     wait_previous();
     start_next();
@@ -48,13 +48,13 @@ extern "C" __global__ void __launch_bounds__(128) delta_conv(u16 *conv, const u1
 #pragma unroll
                     for (int i = 0; i < LANE; i++) u[3 - back][i] = 0.f;
                 } else if (same) {
-                    load(u[3 - back], mix + (long long)(row - back) * MIX + channel);
+                    load(u[3 - back], mix + (long long)(row - back) * mix_width + channel);
                 } else {
                     load(u[3 - back], rings + ((long long)row_is * 4 + ((at - back) & 3)) * CHANNELS + channel);
                 }
             }
         }
-        load(u[3], mix + (long long)row * MIX + channel);
+        load(u[3], mix + (long long)row * mix_width + channel);
         seat = row_is, position = at;
         float c[LANE], sum = 0.f;
 #pragma unroll

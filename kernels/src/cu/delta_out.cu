@@ -1,32 +1,26 @@
 // Behind the chunked delta rule: attended[row, head] = rms(o; norm) gate(z), and the newest tokens into the seats' rings.
 //
-// o lies in conv in place of v (`delta_scan`). A save's ring is that of the tokens before its position. One warp takes a
-// row's head. Grid: (rows, (VALUE_HEADS + 3) / 4), 128 threads; runs of one row are none of its business.
+// o lies in conv in place of v (`delta_scan`). One warp takes a row's head. Grid: (rows, (VALUE_HEADS + 3) / 4), 128 threads; runs of one row are none of its business.
 #include "prelude.cuh"
 
 #define LANE (VALUE_DIM / WARP)
 
-extern "C" __global__ void __launch_bounds__(128) delta_out(u16 *attended, const u16 *conv, const u16 *mix, u16 *rings,
-                                                            u16 *saved_rings, const float *norm, const int *row_seat,
-                                                            const int *row_position, const StateSave *saves,
-                                                            const StepInfo *step, float eps) {
+extern "C" __global__ void __launch_bounds__(128) delta_out(u16 *attended, const u16 *conv, const u16 *mix, int mix_width, u16 *rings,
+                                                            const float *norm, const int *row_seat,
+                                                            const int *row_position, int rows, float eps) {
     wait_previous();
     start_next();
-    int row = blockIdx.x, rows = step->rows, seat = row_seat[row], position = row_position[row];
+    int row = blockIdx.x, seat = row_seat[row], position = row_position[row];
     auto same_run = [&](int by) {
         return row + by >= 0 && row + by < rows && row_seat[row + by] == seat && row_position[row + by] == position + by;
     };
     if (!same_run(1) && !same_run(-1)) return;
     int lane = threadIdx.x % WARP, head = blockIdx.y * 4 + threadIdx.x / WARP;
-    const u16 *from = mix + (long long)row * MIX;
-    auto keep = [&](u16 *rings, int seat) {
+    const u16 *from = mix + (long long)row * mix_width;
+    if (!same_run(4)) {
         u16 *to = rings + ((long long)seat * 4 + (position & 3)) * CHANNELS;
         for (int i = (blockIdx.y * 128 + threadIdx.x) * 8; i < CHANNELS; i += gridDim.y * 1024) *(U4 *)(to + i) = load16(from + i);
-    };
-    if (!same_run(4)) keep(rings, seat);
-    for (int i = 0; i < step->saves; i++)
-        if (saves[i].seat == seat && position < saves[i].position && position >= saves[i].position - 4)
-            keep(saved_rings, saves[i].slot);
+    }
     if (head >= VALUE_HEADS) return;
     float o[LANE], sum = 0.f;
     int at = head * VALUE_DIM + lane * LANE;

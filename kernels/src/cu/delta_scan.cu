@@ -4,11 +4,11 @@
 //
 // with what `delta_chunk` made, S as [KEY_DIM, VALUE_DIM] here. O takes the place of v in conv, in 16 bits. The state
 // is kept in f32 registers, and read and written as [VALUE_DIM, KEY_DIM] in `states`; at position 0 it counts as zero.
-// Where a save asks for the state behind a chunk that is not the run's last, it goes to the slot too.
-// Grid: (runs, VALUE_HEADS, VALUE_DIM / SPLIT), 128 threads; runs of one row are none of its business.
+// Grid: (runs, VALUE_HEADS * SPLITS), 128 threads; runs of one row are none of its business.
 #include "prelude.cuh"
 
 #define SPLIT 32
+#define SPLITS (VALUE_DIM / SPLIT)
 #ifndef STAGES
 #define STAGES 2  // chunks in shared memory; 1 where it is small
 #endif
@@ -44,12 +44,11 @@ template <class Use> __device__ __forceinline__ void each(State &state, Use use)
 
 extern "C" __global__ void __launch_bounds__(128) delta_scan(u16 *conv, const u16 *chunk_u, const u16 *chunk_w,
                                                              const u16 *chunk_p, const float *chunk_g, float *states,
-                                                             float *saved, const StateSave *saves, const StepInfo *step,
                                                              const RunInfo *runs) {
     extern __shared__ __align__(16) u8 bytes[];
     Shared &s = *(Shared *)bytes;
     RunInfo run = runs[blockIdx.x];
-    int head = blockIdx.y, key_head = KEY_HEAD(head), column0 = blockIdx.z * SPLIT;
+    int head = blockIdx.y / SPLITS, key_head = KEY_HEAD(head), column0 = blockIdx.y % SPLITS * SPLIT;
     int t = threadIdx.x, lane = t % WARP, warp = t / WARP, chunks = (run.rows + 63) / 64;
     int first = run.rows > 1 ? chunks_before(runs, blockIdx.x) : 0, start = run.end - run.rows;
     wait_previous();
@@ -79,18 +78,8 @@ extern "C" __global__ void __launch_bounds__(128) delta_scan(u16 *conv, const u1
     };
     fetch(0);
     State state;
-    auto of_seat = [&](float *all, int seat) {
-        return all + (((long long)seat * VALUE_HEADS + head) * VALUE_DIM + column0) * KEY_DIM;
-    };
-    float *home = of_seat(states, run.seat);
+    float *home = states + (((long long)run.seat * VALUE_HEADS + head) * VALUE_DIM + column0) * KEY_DIM;
     each(state, [&](float &x, int key, int column) { x = start > 0 ? home[column * KEY_DIM + key] : 0.f; });
-    auto save = [&](int position) {
-        for (int i = 0; i < step->saves; i++)
-            if (saves[i].seat == run.seat && saves[i].position == position) {
-                float *to = of_seat(saved, saves[i].slot);
-                each(state, [&](float &x, int key, int column) { to[column * KEY_DIM + key] = x; });
-            }
-    };
     u32 shared_state = shared_address(s.state), shared_values = shared_address(s.values), shared_faded = shared_address(s.faded);
     for (int chunk = 0; chunk < chunks; chunk++) {
         Stage &now = s.stage[chunk % STAGES];
@@ -177,7 +166,6 @@ extern "C" __global__ void __launch_bounds__(128) delta_scan(u16 *conv, const u1
             if (i0 < rows) *(u32 *)(out + (long long)i0 * CHANNELS + column) = half_pack(o[n][0], o[n][1]);
             if (i0 + 8 < rows) *(u32 *)(out + (long long)(i0 + 8) * CHANNELS + column) = half_pack(o[n][2], o[n][3]);
         }
-        if (start + (chunk + 1) * 64 < run.end) save(start + (chunk + 1) * 64);
         if (STAGES == 1 && chunk + 1 < chunks) {
             __syncthreads();
             fetch(chunk + 1);

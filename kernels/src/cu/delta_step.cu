@@ -5,7 +5,7 @@
 //   S = e^g S;  d = beta (v - S k);  S = S + d k^T;  o = S q
 //   attended[row, head] = rms(o; norm) gate(z)
 //
-// mix [rows, MIX]: u = q|k|v (CHANNELS), z, beta, alpha. states [seats + 1, VALUE_HEADS, VALUE_DIM, KEY_DIM] f32, of one
+// mix [rows, mix_width]: u = q|k|v (CHANNELS), then z. gates [rows, gates_width]: beta, then alpha. states [seats + 1, VALUE_HEADS, VALUE_DIM, KEY_DIM] f32, of one
 // layer. rings [seats + 1, 4, CHANNELS]: the token at position p in place p % 4. taps [CHANNELS, 4], decay and bias
 // [VALUE_HEADS], norm [VALUE_DIM] in f32. At position 0 state and ring count as zero, whatever they hold.
 // Grid: (runs, VALUE_HEADS), 256 threads; runs of several rows are none of its business.
@@ -27,7 +27,8 @@ __device__ __forceinline__ float transposed_sums(float (&x)[32]) {
     return x[0];
 }
 
-extern "C" __global__ void __launch_bounds__(256) delta_step(u16 *attended, const u16 *mix, float *states, u16 *rings,
+extern "C" __global__ void __launch_bounds__(256) delta_step(u16 *attended, const u16 *mix, int mix_width,
+                                                             const u16 *gates, int gates_width, float *states, u16 *rings,
                                                              const float *taps, const float *decay, const float *bias,
                                                              const float *norm, const RunInfo *runs, float eps) {
     __shared__ float qkv[2 * KEY_DIM + VALUE_DIM], o[VALUE_DIM], partial[8];
@@ -53,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(256) delta_step(u16 *attended, cons
             s[i][j + 1] = x.y;
         }
     wait_previous();
-    const u16 *row = mix + (long long)run.row0 * MIX;
+    const u16 *row = mix + (long long)run.row0 * mix_width, *gate = gates + (long long)run.row0 * gates_width;
     u16 *ring = rings + (long long)run.seat * 4 * CHANNELS;
     for (int i = threadIdx.x; i < 2 * KEY_DIM + VALUE_DIM; i += 256) {
         int channel = i < KEY_DIM       ? key_head * KEY_DIM + i
@@ -86,8 +87,8 @@ extern "C" __global__ void __launch_bounds__(256) delta_step(u16 *attended, cons
         qk += qs[j] * ks[j];
     }
     qk = warp_sum(qk);
-    float beta = 1.f / (1.f + expf(-half_to_f32(row[CHANNELS + VALUE_HEADS * VALUE_DIM + head])));
-    float kept = expf(decay[head] * softplus(half_to_f32(row[CHANNELS + VALUE_HEADS * (VALUE_DIM + 1) + head]) + bias[head]));
+    float beta = 1.f / (1.f + expf(-half_to_f32(gate[head])));
+    float kept = expf(decay[head] * softplus(half_to_f32(gate[VALUE_HEADS + head]) + bias[head]));
 #pragma unroll
     for (int half = 0; half < WARP_VALUES; half += 16) {
         // Numbers 0 to 15: S k; 16 to 31: S q.

@@ -428,7 +428,7 @@ struct StepInfo {
     int decode_items;  // filled by begin_step
     int tiles;         // filled by begin_step: prefill query tiles
     int tickets;       // prefill tiles that blocks asked for so far, over all layers
-    int saves;         // recurrent states to keep behind a chunk
+    int pad;
 };
 
 struct Append {
@@ -462,17 +462,9 @@ struct SeatState {
 
 // --- the gated delta rule: see `delta_step` and `delta_chunk` ---------------------------------------------------------
 
-// A recurrent state to keep: of a seat, as it is after `position` tokens; mirrors `StateSave` of backend-cuda.
-struct StateSave {
-    int seat;
-    int position;
-    int slot;
-};
-
 #ifdef KEY_HEADS
 #define CHANNELS (2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM)
-#define MIX (CHANNELS + VALUE_HEADS * (VALUE_DIM + 2))
-#ifdef TILED
+#if TILED
 #define KEY_HEAD(value_head) ((value_head) % KEY_HEADS)
 #else
 #define KEY_HEAD(value_head) ((value_head) / (VALUE_HEADS / KEY_HEADS))
@@ -481,7 +473,7 @@ struct StateSave {
 __device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 __device__ __forceinline__ float delta_gate(float z) {
     float s = 1.f / (1.f + __expf(-z));
-#ifdef GATE_SIGMOID
+#if GATE_SIGMOID
     return s;
 #else
     return z * s;

@@ -247,7 +247,7 @@ __device__ u32 filter(float *x, int vocab, float scale, const SeatState *seat, f
 // `parts` [rows][gridDim.x]; `arrived` [rows], zero before and after.
 extern "C" __global__ void __launch_bounds__(THREADS) sample(float *logits, SeatState *seats, const RunInfo *runs, const int *emit_run,
                                                             u32 *counts, const u32 *masks, const int *mask_of, int mask_words,
-                                                            int vocab, Part *parts, u32 *arrived, int *out_token, int *out_end,
+                                                            int vocab, int used, Part *parts, u32 *arrived, int *out_token, int *out_end,
                                                             int *out_done) {
     __shared__ Best best_shared[32];
     __shared__ u64 sums[32];
@@ -261,6 +261,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(float *logits, Seat
     float *x = logits + (long long)emitted * vocab;
     int drawn = seat->position + run.rows;  // position of the token that is drawn
     int length = ((vocab + gridDim.x - 1) / gridDim.x + 3) / 4 * 4, first = min(vocab, (int)blockIdx.x * length), last = min(vocab, first + length);
+    // Ids behind those that the tokenizer knows.
+    for (int i = max(first, used) + threadIdx.x; i < last; i += THREADS) x[i] = NEG_INF;
     adjust(x, first, last, seat, counts + (long long)run.seat * vocab, mask >= 0 ? masks + (long long)mask * mask_words : 0);
 
     float scale = seat->temperature > 0.f ? 1.f / seat->temperature : 1.f;

@@ -1,7 +1,7 @@
 // The gated delta rule's kernels alone: checked against a plain recurrence in double precision, then timed. For work on
 // the kernels themselves; whole models are checked by the program beside this folder.
 //
-//   nvcc -std=c++17 -O1 -gencode arch=compute_90a,code=sm_90a -DKEY_HEADS=16 -DVALUE_HEADS=32 -DKEY_DIM=128 -DVALUE_DIM=128 \
+//   nvcc -std=c++17 -O1 -gencode arch=compute_90a,code=sm_90a -DKEY_HEADS=16 -DVALUE_HEADS=32 -DKEY_DIM=128 -DVALUE_DIM=128 -DTILED=0 -DGATE_SIGMOID=0 \
 //        -I kernels/src/cu tests/gpu/kernels/delta.cu -o delta && ./delta
 //
 // Rings and states hold noise where a sequence starts, outputs are poisoned, and each case prints the relative error of
@@ -17,6 +17,7 @@
 #include <random>
 #include <vector>
 
+#define MIX (CHANNELS + VALUE_HEADS * (VALUE_DIM + 2))  // here beta and alpha stand behind z
 #include "delta_step.cu"
 #include "delta_conv.cu"
 #undef ROWS
@@ -40,7 +41,7 @@ namespace scan {
         }                                                              \
     } while (0)
 
-const int SEATS = 40, ROWS_MAX = 16384, SLOTS = 4;
+const int SEATS = 40, ROWS_MAX = 16384;
 const float EPS = 1e-6f;
 std::mt19937 random_bits(3);
 float normal() { return std::normal_distribution<float>()(random_bits); }
@@ -122,14 +123,12 @@ struct Reference {
 
 struct Bench {
     Model m;
-    float *states, *saved, *chunk_g;
-    u16 *rings, *saved_rings, *mix, *conv, *attended, *chunk_u, *chunk_w, *chunk_p;
+    float *states, *chunk_g;
+    u16 *rings, *mix, *conv, *attended, *chunk_u, *chunk_w, *chunk_p;
     Bench() {
         size_t state = (size_t)VALUE_HEADS * VALUE_DIM * KEY_DIM, chunks = ROWS_MAX / 64 + SEATS;
         CHECK(cudaMalloc(&states, SEATS * state * 4));
-        CHECK(cudaMalloc(&saved, SLOTS * state * 4));
         CHECK(cudaMalloc(&rings, SEATS * 4ull * CHANNELS * 2));
-        CHECK(cudaMalloc(&saved_rings, SLOTS * 4ull * CHANNELS * 2));
         CHECK(cudaMalloc(&mix, (size_t)ROWS_MAX * MIX * 2));
         CHECK(cudaMalloc(&conv, (size_t)ROWS_MAX * CHANNELS * 2));
         CHECK(cudaMalloc(&attended, (size_t)ROWS_MAX * VALUE_HEADS * VALUE_DIM * 2));
@@ -141,7 +140,7 @@ struct Bench {
         CHECK(cudaMemset(rings, 0x45, SEATS * 4ull * CHANNELS * 2));
     }
     // Runs of (seat, start, rows); `rows_mix` in row order. Gives the milliseconds of one layer.
-    float step(const std::vector<std::array<int, 3>> &runs, const std::vector<u16> &rows_mix, std::vector<StateSave> saves, int repeats) {
+    float step(const std::vector<std::array<int, 3>> &runs, const std::vector<u16> &rows_mix, int repeats) {
         std::vector<RunInfo> infos;
         std::vector<int> seat, position;
         int row0 = 0, chunks = 0;
@@ -156,11 +155,9 @@ struct Bench {
             singles |= r[2] == 1;
         }
         StepInfo info = {};
-        info.runs = runs.size(), info.rows = row0, info.saves = saves.size();
-        if (saves.empty()) saves.push_back({});
+        info.runs = runs.size(), info.rows = row0;
         auto *d_runs = on_device(infos);
         auto *d_seat = on_device(seat), *d_position = on_device(position);
-        auto *d_saves = on_device(saves);
         auto *d_step = on_device(std::vector<StepInfo>{info});
         CHECK(cudaMemcpy(mix, rows_mix.data(), rows_mix.size() * 2, cudaMemcpyHostToDevice));
         CHECK(cudaMemset(attended, 0xff, (size_t)row0 * VALUE_HEADS * VALUE_DIM * 2));
@@ -173,16 +170,16 @@ struct Bench {
             for (auto &x : e) cudaEventCreate(&x);
             cudaEventRecord(e[0]);
             if (singles)
-                delta_step<<<dim3(runs.size(), VALUE_HEADS), 256>>>(attended, mix, states, rings, m.d_taps, m.d_decay, m.d_bias, m.d_norm, d_runs, EPS);
+                delta_step<<<dim3(runs.size(), VALUE_HEADS), 256>>>(attended, mix, MIX, mix + CHANNELS + VALUE_HEADS * VALUE_DIM, MIX, states, rings, m.d_taps, m.d_decay, m.d_bias, m.d_norm, d_runs, EPS);
             cudaEventRecord(e[1]);
             if (chunks) {
-                delta_conv<<<dim3((row0 + 15) / 16, (CHANNELS / KEY_DIM + 3) / 4), 128>>>(conv, mix, rings, m.d_taps, d_seat, d_position, row0);
+                delta_conv<<<dim3((row0 + 15) / 16, (CHANNELS / KEY_DIM + 3) / 4), 128>>>(conv, mix, MIX, rings, m.d_taps, d_seat, d_position, row0);
                 cudaEventRecord(e[2]);
-                chunk::delta_chunk<<<dim3(chunks, VALUE_HEADS), 128, sizeof(chunk::Shared)>>>(chunk_u, chunk_w, chunk_p, chunk_g, conv, mix, m.d_decay, m.d_bias, d_step, d_runs);
+                chunk::delta_chunk<<<dim3(chunks, VALUE_HEADS), 128, sizeof(chunk::Shared)>>>(chunk_u, chunk_w, chunk_p, chunk_g, conv, mix + CHANNELS + VALUE_HEADS * VALUE_DIM, MIX, m.d_decay, m.d_bias, d_step, d_runs);
                 cudaEventRecord(e[3]);
-                scan::delta_scan<<<dim3(runs.size(), VALUE_HEADS, VALUE_DIM / SPLIT), 128, sizeof(scan::Shared)>>>(conv, chunk_u, chunk_w, chunk_p, chunk_g, states, saved, d_saves, d_step, d_runs);
+                scan::delta_scan<<<dim3(runs.size(), VALUE_HEADS * SPLITS), 128, sizeof(scan::Shared)>>>(conv, chunk_u, chunk_w, chunk_p, chunk_g, states, d_runs);
                 cudaEventRecord(e[4]);
-                delta_out<<<dim3(row0, (VALUE_HEADS + 3) / 4), 128>>>(attended, conv, mix, rings, saved_rings, m.d_norm, d_seat, d_position, d_saves, d_step, EPS);
+                delta_out<<<dim3(row0, (VALUE_HEADS + 3) / 4), 128>>>(attended, conv, mix, MIX, rings, m.d_norm, d_seat, d_position, row0, EPS);
             }
             cudaEventRecord(e[5]);
             CHECK(cudaDeviceSynchronize());
@@ -213,8 +210,8 @@ void verdict(const char *what, double error, double bound) {
     printf("%s  %-44s %.5f (bound %.4f)\n", ok ? "ok  " : "FAIL", what, error, bound);
 }
 
-// A sequence cut into runs: outputs of some heads, the end's state, and a state saved on the way.
-void check(Bench &b, const char *name, std::vector<int> cuts, int save_at) {
+// A sequence cut into runs: outputs of some heads, and the end's state.
+void check(Bench &b, const char *name, std::vector<int> cuts) {
     int total = 0;
     for (int c : cuts) total += c;
     auto mix = sequence(total), other = sequence(64);
@@ -226,15 +223,13 @@ void check(Bench &b, const char *name, std::vector<int> cuts, int save_at) {
         std::vector<u16> all(other.begin(), other.begin() + 37 * MIX);
         all.insert(all.end(), rows.begin(), rows.end());
         all.insert(all.end(), other.begin(), other.begin() + MIX);
-        std::vector<StateSave> saves;
-        if (at < save_at && save_at < at + c) saves.push_back({5, save_at, 2});
-        b.step({{1, 0, 37}, {5, at, c}, {7, 0, 1}}, all, saves, 1);
+        b.step({{1, 0, 37}, {5, at, c}, {7, 0, 1}}, all, 1);
         auto got = from_device(b.attended + 37 * VALUE_HEADS * VALUE_DIM, (size_t)c * VALUE_HEADS * VALUE_DIM);
         out.insert(out.end(), got.begin(), got.end());
         at += c;
     }
     size_t head_state = VALUE_DIM * KEY_DIM;
-    double worst_o = 0, worst_s = 0, worst_saved = 0;
+    double worst_o = 0, worst_s = 0;
     for (int head : {0, VALUE_HEADS / 2 + 1 < VALUE_HEADS ? VALUE_HEADS / 2 + 1 : 0, VALUE_HEADS - 1}) {
         Reference r;
         double error = 0, size = 0;
@@ -250,7 +245,6 @@ void check(Bench &b, const char *name, std::vector<int> cuts, int save_at) {
                 double got = f32_of(out[((size_t)t * VALUE_HEADS + head) * VALUE_DIM + v]), d = got - r.y[v];
                 error += d * d, size += r.y[v] * r.y[v];
             }
-            if (t + 1 == save_at) worst_saved = std::max(worst_saved, state_error(b.saved, 2));
         }
         worst_o = std::max(worst_o, std::sqrt(error / size));
         worst_s = std::max(worst_s, state_error(b.states, 5));
@@ -258,33 +252,32 @@ void check(Bench &b, const char *name, std::vector<int> cuts, int save_at) {
     char text[99];
     snprintf(text, 99, "%s: outputs", name), verdict(text, worst_o, 0.01);
     snprintf(text, 99, "%s: state", name), verdict(text, worst_s, 0.01);
-    if (save_at) snprintf(text, 99, "%s: saved state", name), verdict(text, worst_saved, 0.01);
 }
 
 int main() {
     Bench b;
     printf("shared memory: chunk %zu, scan %zu\n", sizeof(chunk::Shared), sizeof(scan::Shared));
-    check(b, "one by one", std::vector<int>(70, 1), 0);
-    check(b, "one chunk", {64}, 0);
-    check(b, "part of a chunk", {23, 1, 1}, 0);
-    check(b, "five tokens, twice", {2, 3}, 0);
-    check(b, "many chunks", {700}, 448);
-    check(b, "many runs", {64, 192, 128, 100, 1, 1, 1}, 192);
+    check(b, "one by one", std::vector<int>(70, 1));
+    check(b, "one chunk", {64});
+    check(b, "part of a chunk", {23, 1, 1});
+    check(b, "five tokens, twice", {2, 3});
+    check(b, "many chunks", {700});
+    check(b, "many runs", {64, 192, 128, 100, 1, 1, 1});
     for (int rows : {1, 8, 32}) {
         std::vector<std::array<int, 3>> runs;
         for (int i = 0; i < rows; i++) runs.push_back({i, 100, 1});
-        float ms = b.step(runs, sequence(rows), {}, 20);
+        float ms = b.step(runs, sequence(rows), 20);
         double bytes = rows * 2.0 * VALUE_HEADS * VALUE_DIM * KEY_DIM * 4;
         printf("time  %4d single rows %38.1f us, %.2f TB/s of state\n", rows, ms * 1e3, bytes / ms / 1e9);
     }
     for (int rows : {300, 1024, 8000, 16000}) {
-        float ms = b.step({{3, 0, rows}}, sequence(rows), {}, 5);
+        float ms = b.step({{3, 0, rows}}, sequence(rows), 5);
         printf("time  %5d rows of one prompt %30.1f us\n", rows, ms * 1e3);
     }
     {
         std::vector<std::array<int, 3>> runs;
         for (int i = 0; i < 8; i++) runs.push_back({i, 0, 1000});
-        printf("time  8 prompts of 1000 %35.1f us\n", b.step(runs, sequence(8000), {}, 5) * 1e3);
+        printf("time  8 prompts of 1000 %35.1f us\n", b.step(runs, sequence(8000), 5) * 1e3);
     }
     printf("%d failed\n", failures);
     return failures != 0;

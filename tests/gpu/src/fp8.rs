@@ -41,6 +41,8 @@ fn odd() -> Settings {
 fn product_weights(spec: &ModelSpec) -> Vec<WeightId> {
     let parts = |op: &BlockOp| match *op {
         BlockOp::NormQkv { q, k, v, .. } => vec![q, k, v],
+        // Beta and alpha stay as they are.
+        BlockOp::NormDelta { qkv, z, .. } => vec![qkv, z],
         BlockOp::OutResidual { out } => vec![out],
         BlockOp::NormGateUp { gate, up, .. } => vec![gate, up],
         BlockOp::DownResidual { down } => vec![down],
@@ -96,7 +98,7 @@ fn compare(oracle: ModelSpec, (device, path): &mut (Box<dyn Backend>, String)) -
     Ok(format!("worst difference {:.4} few rows, {:.4} many ({path})", worst[0], worst[1]))
 }
 
-fn at_load(settings: &Settings, arch: Option<u32>) -> Result<String> {
+pub fn at_load(settings: &Settings, arch: Option<u32>) -> Result<String> {
     let mut device = cuda(&spec(settings)?, Some(Quantization::Fp8), true, arch)?;
     compare(with_products(spec(settings)?, by_rows)?, &mut device)
 }

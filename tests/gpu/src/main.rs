@@ -12,6 +12,7 @@
 mod blocks;
 mod drive;
 mod fp8;
+mod hybrid;
 mod parity;
 mod speed;
 mod targets;
@@ -93,7 +94,8 @@ fn main() -> ExitCode {
     if asked.what == "blocks" {
         (passed, failed) = check(blocks::CHECKS.iter(), asked.arch);
     } else if asked.what != "speed" {
-        (passed, failed) = check(parity::CHECKS.iter().chain(fp8::CHECKS).chain(blocks::CHECKS), asked.arch);
+        let all = parity::CHECKS.iter().chain(fp8::CHECKS).chain(blocks::CHECKS).chain(hybrid::CHECKS);
+        (passed, failed) = check(all, asked.arch);
     }
     if !matches!(asked.what.as_str(), "parity" | "blocks")
         && let Err(error) = speed::run(&asked.weights)

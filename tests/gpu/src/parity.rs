@@ -69,13 +69,13 @@ pub fn options() -> LoadOptions {
     }
 }
 
-fn cuda(settings: &Settings, graphs: bool, arch: Option<u32>) -> Result<Box<dyn Backend>> {
+pub fn cuda(settings: &Settings, graphs: bool, arch: Option<u32>) -> Result<Box<dyn Backend>> {
     let mut cuda = CudaOptions { graphs, memory_fraction: 0.5, ..CudaOptions::default() };
     cuda.device.arch = arch;
     Ok(Box::new(backend_cuda::load(&spec(settings)?, &options(), &cuda, &mut |_| {})?.0))
 }
 
-fn cpu(settings: &Settings) -> Result<Box<dyn Backend>> {
+pub fn cpu(settings: &Settings) -> Result<Box<dyn Backend>> {
     Ok(Box::new(backend_cpu::load(spec(settings)?, &options(), &mut |_| {})?.0))
 }
 
@@ -156,7 +156,7 @@ fn many_rows(arch: Option<u32>) -> Result<String> {
 }
 
 /// Greedy tokens of several sequences that decode together.
-fn together(backend: &mut dyn Backend, seats: &[u16], steps: usize) -> Result<Vec<Vec<TokenId>>> {
+pub fn together(backend: &mut dyn Backend, seats: &[u16], steps: usize) -> Result<Vec<Vec<TokenId>>> {
     let mut driver = Driver::new(backend);
     let prompts: Vec<Vec<TokenId>> =
         seats.iter().map(|&seat| tokens(100 + u32::from(seat), 20 + usize::from(seat) * 4)).collect();

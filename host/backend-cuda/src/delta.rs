@@ -1,0 +1,296 @@
+//! The gated delta rule: its kernels, the recurrent state of every seat, and the launches of one layer.
+
+use backend::BackendError;
+use backend::ops::{DELTA_CHUNK, DeltaShape, GateFn, HeadOrder, ModelSpec};
+
+use crate::compile::{Compiler, Kernel};
+use crate::device::{Buffer, Device};
+use crate::forward::{Forward, StepSize};
+use crate::launch::{Args, Shape};
+use crate::products::library_rows;
+
+/// Tokens that a seat's ring holds.
+const RING: usize = 4;
+/// Rows of a warp of `delta_conv`, and columns of the state that a block of `delta_scan` keeps.
+const CONV_ROWS: usize = 16;
+const SCAN_COLUMNS: usize = 32;
+
+/// A layer's own numbers, all f32.
+pub struct DeltaLayer {
+    pub index: usize,
+    pub taps: Buffer,
+    pub decay: Buffer,
+    pub bias: Buffer,
+    pub norm: Buffer,
+}
+
+impl DeltaLayer {
+    pub fn bytes(&self) -> usize {
+        [&self.taps, &self.decay, &self.bias, &self.norm].iter().map(|buffer| buffer.bytes).sum()
+    }
+}
+
+/// What models with recurrent layers have beside the others.
+pub struct Delta {
+    pub shape: DeltaShape,
+    step: Kernel,
+    conv: Kernel,
+    chunk: Kernel,
+    scan: Kernel,
+    out: Kernel,
+    chunk_shared: u32,
+    scan_shared: u32,
+    conv_rows: Buffer,
+    chunk_u: Buffer,
+    chunk_w: Buffer,
+    chunk_p: Buffer,
+    chunk_g: Buffer,
+    /// `[rows, 2 value_heads]`, where beta and alpha do not stand in `mix`.
+    pub gates: Option<Buffer>,
+    /// Of each layer `[seats + 1, value_heads, value_dim, key_dim]`, and `[seats + 1, RING, channels]`.
+    states: Vec<Buffer>,
+    rings: Vec<Buffer>,
+}
+
+/// Shapes that have kernels.
+pub fn check_shape(shape: &DeltaShape, arch: u32) -> Result<(), BackendError> {
+    let unsupported = |what: String| Err(BackendError::Unsupported { what, fix: "use `--device cpu`".into() });
+    let (k, v) = (shape.key_dim, shape.value_dim);
+    if k != v || !matches!(k, 64 | 128) || shape.conv != RING {
+        return unsupported(format!(
+            "the gated delta rule on CUDA with keys of {k}, values of {v} and {} taps: 64 or 128 for both, and 4, have \
+             kernels",
+            shape.conv
+        ));
+    }
+    if shape.key_heads == 0 || !shape.value_heads.is_multiple_of(shape.key_heads) {
+        return unsupported(format!("{} value heads over {} key heads", shape.value_heads, shape.key_heads));
+    }
+    if arch < 80 {
+        return unsupported(format!("the gated delta rule on compute capability {} / 10: 8.0 is the first", arch));
+    }
+    Ok(())
+}
+
+impl Delta {
+    /// `separate_gates`: beta and alpha come from a product of their own.
+    pub fn new(
+        device: &Device,
+        compiler: &mut Compiler<'_>,
+        spec: &ModelSpec,
+        shape: DeltaShape,
+        (seats, rows, separate_gates): (usize, usize, bool),
+    ) -> Result<Self, BackendError> {
+        let [step, conv, chunk, scan, out] = kernels(compiler, &shape)?;
+        let (chunk_shared, scan_shared) = (chunk_shared(&shape), scan_shared(&shape, stages(compiler.target.arch)));
+        chunk.allow_shared(chunk_shared)?;
+        scan.allow_shared(scan_shared)?;
+        let padded = library_rows(rows);
+        // A run of several rows ends in a part of a chunk at most once.
+        let items = (rows / DELTA_CHUNK + seats.min(rows / 2) + 1) * shape.value_heads * DELTA_CHUNK;
+        let alloc = |what: &str, bytes: usize| device.alloc_zeroed(what, bytes);
+        let layers = |what: &str, bytes: usize| {
+            let one = |layer| device.alloc_zeroed(&format!("{what} of layer {layer}"), (seats + 1) * bytes);
+            (0..spec.state_layers).map(one).collect::<Result<Vec<_>, _>>()
+        };
+        let gates = || device.alloc_zeroed("gates of the delta rule", padded * 2 * shape.value_heads * 2);
+        Ok(Self {
+            step,
+            conv,
+            chunk,
+            scan,
+            out,
+            chunk_shared,
+            scan_shared,
+            conv_rows: alloc("convolved rows", rows * shape.channels() * 2)?,
+            chunk_u: alloc("chunks of the delta rule", items * shape.value_dim * 2)?,
+            chunk_w: alloc("chunks of the delta rule", items * shape.key_dim * 2)?,
+            chunk_p: alloc("chunks of the delta rule", items * DELTA_CHUNK * 2)?,
+            chunk_g: alloc("chunks of the delta rule", items * 4)?,
+            gates: separate_gates.then(gates).transpose()?,
+            states: layers("recurrent state", shape.state_len() * 4)?,
+            rings: layers("convolution", RING * shape.channels() * 2)?,
+            shape,
+        })
+    }
+
+    /// What a step works with, without the state.
+    pub fn work_bytes(&self) -> usize {
+        let gates = self.gates.as_ref().map_or(0, |gates| gates.bytes);
+        let buffers = [&self.conv_rows, &self.chunk_u, &self.chunk_w, &self.chunk_p, &self.chunk_g];
+        gates + buffers.iter().map(|buffer| buffer.bytes).sum::<usize>()
+    }
+
+    pub fn state_bytes(&self) -> usize {
+        self.states.iter().chain(&self.rings).map(|buffer| buffer.bytes).sum()
+    }
+
+    /// A row of `mix` in a layer with the delta rule.
+    pub fn mix_width(&self) -> usize {
+        match self.gates {
+            Some(_) => self.shape.channels() + self.shape.value_width(),
+            None => self.shape.mix_width(),
+        }
+    }
+}
+
+/// Chunks in shared memory: most cards have too little for two.
+fn stages(arch: u32) -> usize {
+    if matches!(arch, 80 | 90 | 100) { 2 } else { 1 }
+}
+
+/// Shared memory of `delta_chunk` and `delta_scan`; their structures say the same.
+fn chunk_shared(shape: &DeltaShape) -> u32 {
+    let row = shape.key_dim + 8;
+    (2 * 64 * row * 2 + 2 * 64 * 72 * 2 + 2 * 64 * 4) as u32
+}
+
+fn scan_shared(shape: &DeltaShape, stages: usize) -> u32 {
+    let (row, columns) = (shape.key_dim + 8, SCAN_COLUMNS + 8);
+    let stage = 64 * (3 * row + 72 + columns) * 2 + 64 * 4;
+    (stages * stage + (shape.key_dim + 2 * 64) * columns * 2) as u32
+}
+
+/// In the order of their launches.
+pub fn kernels(compiler: &mut Compiler<'_>, shape: &DeltaShape) -> Result<[Kernel; 5], BackendError> {
+    let flags = [
+        ("KEY_HEADS", shape.key_heads),
+        ("VALUE_HEADS", shape.value_heads),
+        ("KEY_DIM", shape.key_dim),
+        ("VALUE_DIM", shape.value_dim),
+        ("TILED", usize::from(shape.order == HeadOrder::Tiled)),
+        ("GATE_SIGMOID", usize::from(shape.gate == GateFn::Sigmoid)),
+    ];
+    let scan_flags = [&flags[..], &[("STAGES", stages(compiler.target.arch))]].concat();
+    Ok([
+        compiler.kernel(kernels::DELTA_STEP, &flags)?,
+        compiler.kernel(kernels::DELTA_CONV, &flags)?,
+        compiler.kernel(kernels::DELTA_CHUNK, &flags)?,
+        compiler.kernel(kernels::DELTA_SCAN, &scan_flags)?,
+        compiler.kernel(kernels::DELTA_OUT, &flags)?,
+    ])
+}
+
+/// Chunks of the runs of several rows, which is how many blocks `delta_chunk` wants.
+pub fn chunks(rows: impl Iterator<Item = u32>) -> usize {
+    rows.filter(|&rows| rows > 1).map(|rows| rows.div_ceil(DELTA_CHUNK as u32) as usize).sum()
+}
+
+impl Forward<'_> {
+    /// Single rows by the recurrence, prompts by chunks.
+    pub(crate) fn delta(&self, delta: &Delta, layer: &DeltaLayer, size: StepSize) -> Result<(), BackendError> {
+        let (w, model, shape) = (self.work, self.model, &delta.shape);
+        let (mix, width) = (w.mix.pointer, delta.mix_width());
+        let heads = shape.value_heads;
+        let (gates, gates_width) = match &delta.gates {
+            Some(gates) => (gates.pointer, 2 * heads),
+            None => (mix + ((shape.channels() + shape.value_width()) * 2) as u64, width),
+        };
+        let (states, rings) = (delta.states[layer.index].pointer, delta.rings[layer.index].pointer);
+        let conv = delta.conv_rows.pointer;
+        let grid = |x: usize, y: usize, block: u32, shared_bytes: u32| Shape {
+            grid: (x as u32, y as u32),
+            block,
+            shared_bytes,
+        };
+        if size.decodes > 0 {
+            let args = Args::default()
+                .pointer(w.attended.pointer)
+                .pointer(mix)
+                .int(width)
+                .pointer(gates)
+                .int(gates_width)
+                .pointer(states)
+                .pointer(rings)
+                .pointer(layer.taps.pointer)
+                .pointer(layer.decay.pointer)
+                .pointer(layer.bias.pointer)
+                .pointer(layer.norm.pointer)
+                .pointer(w.runs_pointer())
+                .float(model.eps);
+            delta.step.launch(self.device, grid(size.runs, heads, 256, 0), args)?;
+        }
+        if size.prefill_rows == 0 {
+            return Ok(());
+        }
+        let args = Args::default()
+            .pointer(conv)
+            .pointer(mix)
+            .int(width)
+            .pointer(rings)
+            .pointer(layer.taps.pointer)
+            .pointer(w.row_seat.pointer)
+            .pointer(w.row_position.pointer)
+            .int(size.rows);
+        let conv_heads = shape.channels() / shape.key_dim;
+        let blocks = grid(size.rows.div_ceil(CONV_ROWS), conv_heads.div_ceil(4), 128, 0);
+        delta.conv.launch(self.device, blocks, args)?;
+        let args = Args::default()
+            .pointer(delta.chunk_u.pointer)
+            .pointer(delta.chunk_w.pointer)
+            .pointer(delta.chunk_p.pointer)
+            .pointer(delta.chunk_g.pointer)
+            .pointer(conv)
+            .pointer(gates)
+            .int(gates_width)
+            .pointer(layer.decay.pointer)
+            .pointer(layer.bias.pointer)
+            .pointer(w.upload.pointer)
+            .pointer(w.runs_pointer());
+        delta.chunk.launch(self.device, grid(size.chunks, heads, 128, delta.chunk_shared), args)?;
+        let args = Args::default()
+            .pointer(conv)
+            .pointer(delta.chunk_u.pointer)
+            .pointer(delta.chunk_w.pointer)
+            .pointer(delta.chunk_p.pointer)
+            .pointer(delta.chunk_g.pointer)
+            .pointer(states)
+            .pointer(w.runs_pointer());
+        let splits = shape.value_dim / SCAN_COLUMNS;
+        delta.scan.launch(self.device, grid(size.runs, heads * splits, 128, delta.scan_shared), args)?;
+        let args = Args::default()
+            .pointer(w.attended.pointer)
+            .pointer(conv)
+            .pointer(mix)
+            .int(width)
+            .pointer(rings)
+            .pointer(layer.norm.pointer)
+            .pointer(w.row_seat.pointer)
+            .pointer(w.row_position.pointer)
+            .int(size.rows)
+            .float(model.eps);
+        delta.out.launch(self.device, grid(size.rows, heads.div_ceil(4), 128, 0), args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(key_dim: usize, conv: usize) -> DeltaShape {
+        let (order, gate) = (HeadOrder::Grouped, GateFn::Silu);
+        DeltaShape { key_heads: 16, value_heads: 32, key_dim, value_dim: key_dim, conv, order, gate }
+    }
+
+    /// What has no kernel is refused before anything is loaded.
+    #[test]
+    fn shapes_without_kernels_are_refused() {
+        assert!(check_shape(&shape(128, 4), 90).is_ok());
+        for (shape, arch) in [(shape(96, 4), 90), (shape(128, 3), 90), (shape(128, 4), 75)] {
+            let error = check_shape(&shape, arch).expect_err("no kernel").to_string();
+            assert!(error.contains("delta rule"), "{error}");
+        }
+    }
+
+    /// Two chunks fit where a block may have 160 KB, one everywhere from 8.0 on.
+    #[test]
+    fn shared_memory_fits() {
+        assert_eq!((chunk_shared(&shape(128, 4)), scan_shared(&shape(128, 4), 2)), (53_760, 154_112));
+        assert!(scan_shared(&shape(128, 4), 1) < 99 << 10);
+    }
+
+    #[test]
+    fn chunks_are_counted_over_long_runs() {
+        assert_eq!(chunks([1, 64, 65, 1, 2].into_iter()), 4);
+    }
+}

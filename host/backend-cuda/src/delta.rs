@@ -15,6 +15,17 @@ const RING: usize = 4;
 const CONV_ROWS: usize = 16;
 const SCAN_COLUMNS: usize = 32;
 
+/// Beta and alpha of a row, and zeros up to whole tiles of rows of weights: rows of `mix` stay aligned for any number of
+/// heads.
+pub fn gates_width(value_heads: usize) -> usize {
+    (2 * value_heads).next_multiple_of(16)
+}
+
+/// A row of `mix` in a layer with the delta rule: q, k, v, z, beta and alpha.
+pub fn mix_width(shape: &DeltaShape) -> usize {
+    shape.channels() + shape.value_width() + gates_width(shape.value_heads)
+}
+
 /// A layer's own numbers, all f32.
 pub struct DeltaLayer {
     pub index: usize,
@@ -45,7 +56,7 @@ pub struct Delta {
     chunk_w: Buffer,
     chunk_p: Buffer,
     chunk_g: Buffer,
-    /// `[rows, 2 value_heads]`, where beta and alpha do not stand in `mix`.
+    /// `[rows, gates_width]`, where beta and alpha do not stand in `mix`.
     pub gates: Option<Buffer>,
     /// Of each layer `[seats + 1, value_heads, value_dim, key_dim]`, and `[seats + 1, RING, channels]`.
     states: Vec<Buffer>,
@@ -83,6 +94,7 @@ impl Delta {
     ) -> Result<Self, BackendError> {
         let [step, conv, chunk, scan, out] = kernels(compiler, &shape)?;
         let (chunk_shared, scan_shared) = (chunk_shared(&shape), scan_shared(&shape, stages(compiler.target.arch)));
+        step.allow_shared(step_shared(&shape))?;
         chunk.allow_shared(chunk_shared)?;
         scan.allow_shared(scan_shared)?;
         let padded = library_rows(rows);
@@ -93,7 +105,7 @@ impl Delta {
             let one = |layer| device.alloc_zeroed(&format!("{what} of layer {layer}"), (seats + 1) * bytes);
             (0..spec.state_layers).map(one).collect::<Result<Vec<_>, _>>()
         };
-        let gates = || device.alloc_zeroed("gates of the delta rule", padded * 2 * shape.value_heads * 2);
+        let gates = || device.alloc_zeroed("gates of the delta rule", padded * gates_width(shape.value_heads) * 2);
         Ok(Self {
             step,
             conv,
@@ -129,7 +141,7 @@ impl Delta {
     pub fn mix_width(&self) -> usize {
         match self.gates {
             Some(_) => self.shape.channels() + self.shape.value_width(),
-            None => self.shape.mix_width(),
+            None => mix_width(&self.shape),
         }
     }
 }
@@ -137,6 +149,11 @@ impl Delta {
 /// Chunks in shared memory: most cards have too little for two.
 fn stages(arch: u32) -> usize {
     if matches!(arch, 80 | 90 | 100) { 2 } else { 1 }
+}
+
+/// Shared memory of `delta_step`: a head's state.
+fn step_shared(shape: &DeltaShape) -> u32 {
+    (shape.value_dim * shape.key_dim * 4) as u32
 }
 
 /// Shared memory of `delta_chunk` and `delta_scan`; their structures say the same.
@@ -183,7 +200,7 @@ impl Forward<'_> {
         let (mix, width) = (w.mix.pointer, delta.mix_width());
         let heads = shape.value_heads;
         let (gates, gates_width) = match &delta.gates {
-            Some(gates) => (gates.pointer, 2 * heads),
+            Some(gates) => (gates.pointer, gates_width(heads)),
             None => (mix + ((shape.channels() + shape.value_width()) * 2) as u64, width),
         };
         let (states, rings) = (delta.states[layer.index].pointer, delta.rings[layer.index].pointer);
@@ -206,9 +223,12 @@ impl Forward<'_> {
                 .pointer(layer.decay.pointer)
                 .pointer(layer.bias.pointer)
                 .pointer(layer.norm.pointer)
+                .pointer(w.upload.pointer)
                 .pointer(w.runs_pointer())
                 .float(model.eps);
-            delta.step.launch(self.device, grid(size.runs, heads, 256, 0), args)?;
+            // Two blocks of a multiprocessor's registers.
+            let blocks = (size.runs * heads).min(2 * self.device.multiprocessors as usize);
+            delta.step.launch(self.device, grid(blocks, 1, 256, step_shared(shape)), args)?;
         }
         if size.prefill_rows == 0 {
             return Ok(());

@@ -13,7 +13,7 @@ use crate::attention::{Decode, PrefillLaunch, SPLIT_WAVES_MAX, TensorMaps};
 use crate::blas::Blas;
 use crate::block_products::Uses;
 use crate::compile::{Compiler, Kernel};
-use crate::delta::{Delta, DeltaLayer};
+use crate::delta::{Delta, DeltaLayer, gates_width};
 use crate::device::{Buffer, Device, fault};
 use crate::launch::{Args, Shape};
 use crate::products::{Epilogue, Fp8Scales, Fp8Work, Matrix, ProductKernels, library_rows};
@@ -264,7 +264,7 @@ impl Workspace {
         let tiles = ((rows / tile_tokens(shape) + seats + 1) * shape.kv_heads).max(split_items);
         let mask_words = spec.vocab.div_ceil(32);
         let delta = spec.delta.as_ref();
-        let mix_width = shape.mix_width().max(delta.map_or(0, DeltaShape::mix_width));
+        let mix_width = shape.mix_width().max(delta.map_or(0, crate::delta::mix_width));
         let mixed_width = shape.q_width().max(delta.map_or(0, DeltaShape::value_width));
         let alloc = |what: &str, bytes: usize| device.alloc_zeroed(what, bytes);
         let emits = seats + 1;
@@ -446,7 +446,7 @@ impl Forward<'_> {
                 self.normed_product(Epilogue::Store, w.mix.pointer, (norm, 0), weight, shape)?;
                 match (gates, &delta.gates) {
                     (Some(gates), Some(out)) => {
-                        let shape = (rows, 2 * delta.shape.value_heads, hidden);
+                        let shape = (rows, gates_width(delta.shape.value_heads), hidden);
                         self.normed_product(Epilogue::Store, out.pointer, (norm, 0), gates, shape)
                     }
                     _ => Ok(()),

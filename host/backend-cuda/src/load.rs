@@ -12,7 +12,7 @@ use crate::attention::TensorMaps;
 use crate::blas::Blas;
 use crate::block_products::{Packed, Part, Uses, formats_of, panel, share_tiles};
 use crate::compile::{Compiler, Target};
-use crate::delta::{Delta, DeltaLayer};
+use crate::delta::{Delta, DeltaLayer, gates_width};
 use crate::device::{Buffer, Device, DeviceOptions, fault};
 use crate::forward::{DeviceModel, DeviceOp, Kernels, Workspace};
 use crate::launch::{Args, Shape};
@@ -425,10 +425,13 @@ impl Loader<'_> {
         [beta, alpha]: [WeightId; 2],
     ) -> Result<DeviceOp, BackendError> {
         let norm = self.stacked(&[norm])?;
+        let heads = self.spec.weight(beta).rows;
         if self.fp8.is_none() {
-            return Ok(DeviceOp::NormDelta { norm, weight: self.matrix(&[qkv, z, beta, alpha])?, gates: None });
+            let rows = self.spec.weight(qkv).rows + self.spec.weight(z).rows + gates_width(heads);
+            let weight = self.stacked_to(rows, &[qkv, z, beta, alpha])?;
+            return Ok(DeviceOp::NormDelta { norm, weight: Matrix::Half(std::sync::Arc::new(weight)), gates: None });
         }
-        let gates = Matrix::Half(std::sync::Arc::new(self.stacked(&[beta, alpha])?));
+        let gates = Matrix::Half(std::sync::Arc::new(self.stacked_to(gates_width(heads), &[beta, alpha])?));
         Ok(DeviceOp::NormDelta { norm, weight: self.matrix(&[qkv, z])?, gates: Some(gates) })
     }
 
@@ -496,9 +499,14 @@ impl Loader<'_> {
 
     /// Rows of several weights one below the other, in the model's 16-bit type.
     fn stacked(&mut self, ids: &[WeightId]) -> Result<Buffer, BackendError> {
+        let rows = ids.iter().map(|&id| self.spec.weight(id).rows).sum();
+        self.stacked_to(rows, ids)
+    }
+
+    /// As [`Self::stacked`], with rows of zeros up to `rows`.
+    fn stacked_to(&mut self, rows: usize, ids: &[WeightId]) -> Result<Buffer, BackendError> {
         let weights: Vec<&Weight> = ids.iter().map(|&id| self.spec.weight(id)).collect();
-        let elements: usize = weights.iter().map(|w| w.rows * w.cols).sum();
-        let buffer = self.device.alloc(&weights[0].name, elements * 2)?;
+        let buffer = self.device.alloc_zeroed(&weights[0].name, rows * weights[0].cols * 2)?;
         let mut at = buffer.pointer;
         for weight in weights {
             if let Some(random) = weight.random {

@@ -155,23 +155,21 @@ fn many_rows(arch: Option<u32>) -> Result<String> {
     Ok(format!("worst difference {worst:.4}"))
 }
 
-/// Greedy tokens of several sequences that decode together.
+/// Greedy tokens of several sequences that decode together; their prompts go one by one.
 pub fn together(backend: &mut dyn Backend, seats: &[u16], steps: usize) -> Result<Vec<Vec<TokenId>>> {
     let mut driver = Driver::new(backend);
     let prompts: Vec<Vec<TokenId>> =
         seats.iter().map(|&seat| tokens(100 + u32::from(seat), 20 + usize::from(seat) * 4)).collect();
-    for (&seat, prompt) in seats.iter().zip(&prompts) {
-        driver.bind(seat, &greedy(None), prompt)?;
-    }
     let mut streams = vec![Vec::new(); seats.len()];
+    for ((&seat, prompt), stream) in seats.iter().zip(&prompts).zip(&mut streams) {
+        driver.bind(seat, &greedy(None), prompt)?;
+        stream.extend_from_slice(&driver.step(&[Part { seat, tokens: prompt, emit: true }])?.tokens);
+    }
     let mut collect = |out: &StepOut| {
         for (stream, run) in streams.iter_mut().zip(&out.runs) {
             stream.extend_from_slice(&out.tokens[run.tokens.start as usize..run.tokens.end as usize]);
         }
     };
-    let parts: Vec<Part<'_>> =
-        seats.iter().zip(&prompts).map(|(&seat, prompt)| Part { seat, tokens: prompt, emit: true }).collect();
-    collect(&driver.step(&parts)?);
     let parts: Vec<Part<'_>> = seats.iter().map(|&seat| Part { seat, tokens: &[], emit: true }).collect();
     for _ in 0..steps {
         collect(&driver.step(&parts)?);
@@ -206,19 +204,15 @@ fn graph_equals_eager(arch: Option<u32>) -> Result<String> {
 
 fn batch_equals_alone(arch: Option<u32>) -> Result<String> {
     let settings = small(8, 2, 128, true);
-    let seats: Vec<u16> = (0..17).collect();
-    let mut backend = cuda(&settings, true, arch)?;
-    let batch = together(&mut *backend, &seats, 100)?;
-    let mut compared = 0;
-    for &seat in &[0u16, 8, 16] {
+    // As many as take one path through the products: there a row does not depend on its neighbours.
+    let seats: Vec<u16> = (0..16).collect();
+    let batch = together(&mut *cuda(&settings, true, arch)?, &seats, 100)?;
+    for &seat in &[0u16, 8, 15] {
         let alone = together(&mut *cuda(&settings, true, arch)?, &[seat], 100)?;
-        // The prompts went through the library together and through few rows alone, so the first tokens may part ways;
-        // as long as they agree, decoding must agree to the bit.
         let same = alone[0].iter().zip(&batch[usize::from(seat)]).take_while(|(a, b)| a == b).count();
-        ensure!(same > 20, "seat {seat} parts ways after {same} tokens");
-        compared += same;
+        ensure!(same == alone[0].len(), "seat {seat} parts ways after {same} tokens");
     }
-    Ok(format!("{compared} of 303 tokens equal"))
+    Ok("303 tokens equal".into())
 }
 
 /// A prompt of one token behind a longer run, and one that emits nothing, leave their neighbours as they are.

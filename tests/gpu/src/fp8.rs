@@ -98,12 +98,12 @@ fn compare(oracle: ModelSpec, (device, path): &mut (Box<dyn Backend>, String)) -
     Ok(format!("worst difference {:.4} few rows, {:.4} many ({path})", worst[0], worst[1]))
 }
 
-pub fn at_load(settings: &Settings, arch: Option<u32>) -> Result<String> {
+fn at_load(settings: &Settings, arch: Option<u32>) -> Result<String> {
     let mut device = cuda(&spec(settings)?, Some(Quantization::Fp8), true, arch)?;
     compare(with_products(spec(settings)?, by_rows)?, &mut device)
 }
 
-fn checkpoint(settings: &Settings, arch: Option<u32>) -> Result<String> {
+pub fn checkpoint(settings: &Settings, arch: Option<u32>) -> Result<String> {
     let quantised = with_products(spec(settings)?, quantize)?;
     let mut device = cuda(&quantised, None, true, arch)?;
     compare(quantised, &mut device)

@@ -13,7 +13,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "hybrid, three times, heads of 64", run: |arch| logprobs(&hybrid(2, 6, 64, GateFn::Sigmoid), arch) },
     Check { name: "hybrid, cuts do not show", run: cuts },
     Check { name: "hybrid, graph equals eager", run: graph_equals_eager },
-    Check { name: "hybrid, FP8 quantised at load", run: |arch| fp8::at_load(&hybrid(2, 4, 128, GateFn::Silu), arch) },
+    Check { name: "hybrid, FP8 checkpoint", run: |arch| fp8::checkpoint(&hybrid(2, 4, 128, GateFn::Silu), arch) },
 ];
 
 /// Three layers with the delta rule in front of one with gated attention, a quarter of whose dimensions are rotated.

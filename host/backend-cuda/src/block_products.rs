@@ -117,7 +117,9 @@ impl Uses {
                 BlockOp::Embed { table } => uses.formats.extend(Format::of(spec.weight(table).ty)),
                 BlockOp::NormQkv { q, k, v, .. } => uses.add(spec, &[q, k, v], Epilogue::Store)?,
                 BlockOp::NormDelta { qkv, z, beta, alpha, .. } => {
-                    uses.add(spec, &[qkv, z, beta, alpha], Epilogue::Store)?;
+                    // As `Loader::norm_delta` has them: two products.
+                    uses.add(spec, &[qkv, z], Epilogue::Store)?;
+                    uses.add(spec, &[beta, alpha], Epilogue::Store)?;
                 }
                 BlockOp::OutResidual { out } => uses.add(spec, &[out], Epilogue::AddResidual)?,
                 BlockOp::NormGateUp { gate, up, .. } => uses.add(spec, &[gate, up], Epilogue::SiluMul)?,

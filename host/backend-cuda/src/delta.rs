@@ -1,13 +1,17 @@
 //! The gated delta rule: its kernels, the recurrent state of every seat, and the launches of one layer.
 
 use backend::BackendError;
+use backend::fp8::floats;
 use backend::ops::{DELTA_CHUNK, DeltaShape, GateFn, HeadOrder, ModelSpec};
+use backend::weights::WeightId;
 
+use crate::block_products::formats_of;
 use crate::compile::{Compiler, Kernel};
-use crate::device::{Buffer, Device};
-use crate::forward::{Forward, StepSize};
+use crate::device::{Buffer, Device, fault};
+use crate::forward::{DeviceOp, Forward, StepSize};
 use crate::launch::{Args, Shape};
-use crate::products::library_rows;
+use crate::load::{Loader, no_kernel};
+use crate::products::{Epilogue, Matrix, library_rows};
 
 /// Tokens that a seat's ring holds.
 const RING: usize = 4;
@@ -193,9 +197,78 @@ pub fn chunks(rows: impl Iterator<Item = u32>) -> usize {
     rows.filter(|&rows| rows > 1).map(|rows| rows.div_ceil(DELTA_CHUNK as u32) as usize).sum()
 }
 
+impl Loader<'_> {
+    /// Beta and alpha decide what a state forgets: they are never FP8, and are then a product of their own.
+    pub(crate) fn norm_delta(
+        &mut self,
+        norm: WeightId,
+        [qkv, z]: [WeightId; 2],
+        [beta, alpha]: [WeightId; 2],
+    ) -> Result<DeviceOp, BackendError> {
+        let norm = self.stacked(&[norm])?;
+        let (spec, heads) = (self.spec, self.spec.weight(beta).rows);
+        if let Some(formats) = formats_of(&[spec.weight(beta), spec.weight(alpha)])?
+            && 2 * heads != gates_width(heads)
+        {
+            return Err(BackendError::Unsupported {
+                what: format!(
+                    "{:?} of {heads} gates of the delta rule on CUDA: whole tiles of 16 rows have kernels",
+                    formats[0]
+                ),
+                fix: "use `--device cpu`".into(),
+            });
+        }
+        if formats_of(&[spec.weight(qkv), spec.weight(z)])?.is_some() {
+            let gates = match formats_of(&[spec.weight(beta), spec.weight(alpha)])? {
+                Some(_) => self.unquantised(&[beta, alpha])?,
+                None => Matrix::Half(std::sync::Arc::new(self.stacked_to(gates_width(heads), &[beta, alpha])?)),
+            };
+            return Ok(DeviceOp::NormDelta { norm, weight: self.unquantised(&[qkv, z])?, gates: Some(gates) });
+        }
+        if self.fp8.is_none() {
+            let rows = self.spec.weight(qkv).rows + self.spec.weight(z).rows + gates_width(heads);
+            let weight = self.stacked_to(rows, &[qkv, z, beta, alpha])?;
+            return Ok(DeviceOp::NormDelta { norm, weight: Matrix::Half(std::sync::Arc::new(weight)), gates: None });
+        }
+        let gates = Matrix::Half(std::sync::Arc::new(self.stacked_to(gates_width(heads), &[beta, alpha])?));
+        Ok(DeviceOp::NormDelta { norm, weight: self.matrix(&[qkv, z])?, gates: Some(gates) })
+    }
+
+    /// All values of a small weight.
+    pub(crate) fn f32(&self, id: WeightId) -> Result<Buffer, BackendError> {
+        let weight = self.spec.weight(id);
+        let mut values = Vec::with_capacity(weight.rows * weight.cols);
+        for row in 0..weight.rows {
+            values.extend(floats(weight.ty, weight.row(row)).ok_or_else(|| no_kernel(weight))?);
+        }
+        self.device.upload(&weight.name, &values)
+    }
+}
+
+fn no_delta() -> BackendError {
+    fault("the delta rule", "the model has no recurrent state")
+}
+
 impl Forward<'_> {
+    /// The input products of a layer.
+    pub(crate) fn delta_inputs(
+        &mut self,
+        norm: &Buffer,
+        weight: &Matrix,
+        gates: Option<&Matrix>,
+        rows: usize,
+    ) -> Result<(), BackendError> {
+        let (delta, hidden) = (self.model.delta.as_ref().ok_or_else(no_delta)?, self.model.hidden);
+        let shape = (rows, delta.mix_width(), hidden);
+        self.normed_product(Epilogue::Store, self.work.mix.pointer, (norm, 0), weight, shape)?;
+        let (Some(gates), Some(out)) = (gates, &delta.gates) else { return Ok(()) };
+        let shape = (rows, gates_width(delta.shape.value_heads), hidden);
+        self.normed_product(Epilogue::Store, out.pointer, (norm, 0), gates, shape)
+    }
+
     /// Single rows by the recurrence, prompts by chunks.
-    pub(crate) fn delta(&self, delta: &Delta, layer: &DeltaLayer, size: StepSize) -> Result<(), BackendError> {
+    pub(crate) fn delta(&self, layer: &DeltaLayer, size: StepSize) -> Result<(), BackendError> {
+        let delta = self.model.delta.as_ref().ok_or_else(no_delta)?;
         let (w, model, shape) = (self.work, self.model, &delta.shape);
         let (mix, width) = (w.mix.pointer, delta.mix_width());
         let heads = shape.value_heads;

@@ -13,7 +13,7 @@ use crate::attention::{Decode, PrefillLaunch, SPLIT_WAVES_MAX, TensorMaps};
 use crate::blas::Blas;
 use crate::block_products::Uses;
 use crate::compile::{Compiler, Kernel};
-use crate::delta::{Delta, DeltaLayer, gates_width};
+use crate::delta::{Delta, DeltaLayer};
 use crate::device::{Buffer, Device, fault};
 use crate::launch::{Args, Shape};
 use crate::products::{Epilogue, Fp8Scales, Fp8Work, Matrix, ProductKernels, library_rows};
@@ -380,10 +380,6 @@ pub struct Forward<'a> {
     pub every_row: bool,
 }
 
-fn no_delta() -> BackendError {
-    fault("the delta rule", "the model has no recurrent state")
-}
-
 impl Forward<'_> {
     /// Queues the whole pass, up to the logits.
     pub fn run(&mut self, size: StepSize) -> Result<(), BackendError> {
@@ -440,19 +436,8 @@ impl Forward<'_> {
                 let n = model.shape.mix_width();
                 self.normed_product(Epilogue::Store, w.mix.pointer, (norm, 0), weight, (rows, n, hidden))
             }
-            DeviceOp::NormDelta { norm, weight, gates } => {
-                let delta = self.model.delta.as_ref().ok_or_else(no_delta)?;
-                let shape = (rows, delta.mix_width(), hidden);
-                self.normed_product(Epilogue::Store, w.mix.pointer, (norm, 0), weight, shape)?;
-                match (gates, &delta.gates) {
-                    (Some(gates), Some(out)) => {
-                        let shape = (rows, gates_width(delta.shape.value_heads), hidden);
-                        self.normed_product(Epilogue::Store, out.pointer, (norm, 0), gates, shape)
-                    }
-                    _ => Ok(()),
-                }
-            }
-            DeviceOp::DeltaRule(layer) => self.delta(self.model.delta.as_ref().ok_or_else(no_delta)?, layer, size),
+            DeviceOp::NormDelta { norm, weight, gates } => self.delta_inputs(norm, weight, gates.as_ref(), rows),
+            DeviceOp::DeltaRule(layer) => self.delta(layer, size),
             // Steps of single rows do it in their attention.
             DeviceOp::RopeKv { .. } if size.prefill_rows == 0 => Ok(()),
             DeviceOp::RopeKv { layer, q_norm, k_norm } => self.rope_kv(*layer, q_norm.as_ref(), k_norm.as_ref(), size),

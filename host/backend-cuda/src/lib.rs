@@ -15,6 +15,7 @@ mod forward;
 mod launch;
 mod load;
 pub mod packed;
+mod pool;
 mod products;
 mod prompt;
 mod seats;

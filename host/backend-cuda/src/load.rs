@@ -12,11 +12,12 @@ use crate::attention::TensorMaps;
 use crate::blas::Blas;
 use crate::block_products::{Packed, Part, Uses, formats_of, panel, share_tiles};
 use crate::compile::{Compiler, Target};
-use crate::delta::{Delta, DeltaLayer, gates_width};
+use crate::delta::{Delta, DeltaLayer};
 use crate::device::{Buffer, Device, DeviceOptions, fault};
 use crate::forward::{DeviceModel, DeviceOp, Kernels, Workspace};
 use crate::launch::{Args, Shape};
 use crate::packed::{Format, TILE_ROWS, pack_tile};
+use crate::pool::Pool;
 use crate::products::{Fp8Scales, Fp8Work, Matrix};
 use crate::step::CudaBackend;
 
@@ -38,9 +39,6 @@ impl Default for CudaOptions {
 
 /// Bytes of tiles that are packed before they are copied.
 const PACK_BYTES: usize = 32 << 20;
-
-/// Left free beside the pool for the driver's own needs.
-const RESERVE_BYTES: u64 = 512 << 20;
 
 pub fn load(
     spec: &ModelSpec,
@@ -81,22 +79,9 @@ pub fn load(
     let fp8 = fp8_work(&device, spec, fp8, &ops, &mut blas, workspace.max_rows)?;
     let panel = panel(&device, spec)?;
     device.synchronize()?;
-    let (free, _) = device.memory()?;
-    let allowed = (total as f64 * f64::from(cuda.memory_fraction)) as u64;
-    let used = free_at_start.saturating_sub(free);
-    let kv_bytes_per_token = (spec.kv_layers * shape.kv_width() * 2 * 2) as u64;
-    let budget = allowed.saturating_sub(used).min(free.saturating_sub(RESERVE_BYTES));
-    let fits = budget / (kv_bytes_per_token * u64::from(PAGE_TOKENS));
-    let asked = options.kv_tokens.map_or(u64::MAX, |tokens| u64::from(tokens.div_ceil(PAGE_TOKENS)));
-    // More than every seat at full length is never used.
-    let useful = u64::from(options.seats) * u64::from(context_len.div_ceil(PAGE_TOKENS));
-    let pages = asked.min(fits).min(useful.max(1));
-    if options.kv_tokens.is_some() && pages < asked {
-        lowered.push(format!("KV pool: {asked} pages asked, {pages} fit into {budget} bytes"));
-    }
-    if pages == 0 {
-        return Err(no_page(&device, kv_bytes_per_token, budget));
-    }
+    let pool = Pool::new(&device, spec, options, (free_at_start, total, cuda.memory_fraction), context_len)?;
+    let Pool { pages, kv_bytes_per_token, .. } = pool;
+    lowered.extend(pool.remark);
     // One page more than the pool: padding rows write there.
     let kv = (0..spec.kv_layers)
         .map(|layer| device.alloc_zeroed(&format!("KV of layer {layer}"), (pages as usize + 1) * page_bytes(spec)))
@@ -149,15 +134,6 @@ pub fn load(
         cuda.graphs,
     )?;
     Ok((backend, plan))
-}
-
-fn no_page(device: &Device, kv_bytes_per_token: u64, available: u64) -> BackendError {
-    BackendError::Memory {
-        what: format!("one KV page on {}", device.name),
-        needed: kv_bytes_per_token * u64::from(PAGE_TOKENS),
-        available,
-        fix: "raise --gpu-memory-utilization, or use a smaller model".into(),
-    }
 }
 
 /// What a weight takes on the device.
@@ -263,15 +239,15 @@ fn fp8_scales(spec: &ModelSpec, options: &LoadOptions) -> Result<Option<Fp8Scale
     }
 }
 
-struct Loader<'a> {
-    device: &'a Device,
-    kernels: &'a Kernels,
-    spec: &'a ModelSpec,
-    fp8: Option<Fp8Scales>,
-    f16: bool,
-    done: u64,
-    total: u64,
-    progress: &'a mut dyn FnMut(LoadProgress),
+pub(crate) struct Loader<'a> {
+    pub(crate) device: &'a Device,
+    pub(crate) kernels: &'a Kernels,
+    pub(crate) spec: &'a ModelSpec,
+    pub(crate) fp8: Option<Fp8Scales>,
+    pub(crate) f16: bool,
+    pub(crate) done: u64,
+    pub(crate) total: u64,
+    pub(crate) progress: &'a mut dyn FnMut(LoadProgress),
 }
 
 impl Loader<'_> {
@@ -329,7 +305,7 @@ impl Loader<'_> {
     }
 
     /// Weights one below the other as the file has them: in 16 bits, or in block formats.
-    fn unquantised(&mut self, ids: &[WeightId]) -> Result<Matrix, BackendError> {
+    pub(crate) fn unquantised(&mut self, ids: &[WeightId]) -> Result<Matrix, BackendError> {
         let spec = self.spec;
         let weights: Vec<&Weight> = ids.iter().map(|&id| spec.weight(id)).collect();
         let Some(formats) = formats_of(&weights)? else {
@@ -417,54 +393,8 @@ impl Loader<'_> {
         Ok(buffer)
     }
 
-    /// Beta and alpha decide what a state forgets: they are never FP8, and are then a product of their own.
-    fn norm_delta(
-        &mut self,
-        norm: WeightId,
-        [qkv, z]: [WeightId; 2],
-        [beta, alpha]: [WeightId; 2],
-    ) -> Result<DeviceOp, BackendError> {
-        let norm = self.stacked(&[norm])?;
-        let (spec, heads) = (self.spec, self.spec.weight(beta).rows);
-        if let Some(formats) = formats_of(&[spec.weight(beta), spec.weight(alpha)])?
-            && 2 * heads != gates_width(heads)
-        {
-            return Err(BackendError::Unsupported {
-                what: format!(
-                    "{:?} of {heads} gates of the delta rule on CUDA: whole tiles of 16 rows have kernels",
-                    formats[0]
-                ),
-                fix: "use `--device cpu`".into(),
-            });
-        }
-        if formats_of(&[spec.weight(qkv), spec.weight(z)])?.is_some() {
-            let gates = match formats_of(&[spec.weight(beta), spec.weight(alpha)])? {
-                Some(_) => self.unquantised(&[beta, alpha])?,
-                None => Matrix::Half(std::sync::Arc::new(self.stacked_to(gates_width(heads), &[beta, alpha])?)),
-            };
-            return Ok(DeviceOp::NormDelta { norm, weight: self.unquantised(&[qkv, z])?, gates: Some(gates) });
-        }
-        if self.fp8.is_none() {
-            let rows = self.spec.weight(qkv).rows + self.spec.weight(z).rows + gates_width(heads);
-            let weight = self.stacked_to(rows, &[qkv, z, beta, alpha])?;
-            return Ok(DeviceOp::NormDelta { norm, weight: Matrix::Half(std::sync::Arc::new(weight)), gates: None });
-        }
-        let gates = Matrix::Half(std::sync::Arc::new(self.stacked_to(gates_width(heads), &[beta, alpha])?));
-        Ok(DeviceOp::NormDelta { norm, weight: self.matrix(&[qkv, z])?, gates: Some(gates) })
-    }
-
-    /// All values of a small weight.
-    fn f32(&self, id: WeightId) -> Result<Buffer, BackendError> {
-        let weight = self.spec.weight(id);
-        let mut values = Vec::with_capacity(weight.rows * weight.cols);
-        for row in 0..weight.rows {
-            values.extend(floats(weight.ty, weight.row(row)).ok_or_else(|| no_kernel(weight))?);
-        }
-        self.device.upload(&weight.name, &values)
-    }
-
     /// The weights of a product, one below the other, in the format that the model runs in.
-    fn matrix(&mut self, ids: &[WeightId]) -> Result<Matrix, BackendError> {
+    pub(crate) fn matrix(&mut self, ids: &[WeightId]) -> Result<Matrix, BackendError> {
         let weights: Vec<&Weight> = ids.iter().map(|&id| self.spec.weight(id)).collect();
         let (n, k) = (weights.iter().map(|w| w.rows).sum::<usize>(), weights[0].cols);
         match self.fp8 {
@@ -516,13 +446,13 @@ impl Loader<'_> {
     }
 
     /// Rows of several weights one below the other, in the model's 16-bit type.
-    fn stacked(&mut self, ids: &[WeightId]) -> Result<Buffer, BackendError> {
+    pub(crate) fn stacked(&mut self, ids: &[WeightId]) -> Result<Buffer, BackendError> {
         let rows = ids.iter().map(|&id| self.spec.weight(id).rows).sum();
         self.stacked_to(rows, ids)
     }
 
     /// As [`Self::stacked`], with rows of zeros up to `rows`.
-    fn stacked_to(&mut self, rows: usize, ids: &[WeightId]) -> Result<Buffer, BackendError> {
+    pub(crate) fn stacked_to(&mut self, rows: usize, ids: &[WeightId]) -> Result<Buffer, BackendError> {
         let weights: Vec<&Weight> = ids.iter().map(|&id| self.spec.weight(id)).collect();
         let buffer = self.device.alloc_zeroed(&weights[0].name, rows * weights[0].cols * 2)?;
         let mut at = buffer.pointer;
@@ -582,7 +512,7 @@ fn whole_tiles(weight: &Weight) -> Result<(), BackendError> {
     })
 }
 
-fn no_kernel(weight: &Weight) -> BackendError {
+pub(crate) fn no_kernel(weight: &Weight) -> BackendError {
     BackendError::Weight {
         name: weight.name.to_string(),
         reason: format!("{:?} has no CUDA kernel here; use `--device cpu`", weight.ty),

@@ -20,6 +20,14 @@ pub struct RunUpload {
     pub derived: [i32; 3],
 }
 
+impl RunUpload {
+    /// A row that nobody wants: it runs on the seat behind the last.
+    pub fn null(seats: usize, row: usize) -> Self {
+        let row = row as i32;
+        Self { seat: seats as i32, rows: 1, row0: row, token0: -1, emit: row, derived: [0; 3] }
+    }
+}
+
 /// `StepInfo` of the prelude.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]

@@ -172,12 +172,12 @@ impl CudaBackend {
         if rows > FEW_ROWS_MAX {
             self.blas.record();
         }
-        self.forward_pass(size)?;
+        self.forward().run(size)?;
         self.device.synchronize()?;
         self.blas.tune(&self.device)?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.device.stream.begin_capture(mode).map_err(|e| fault("cuStreamBeginCapture", e))?;
-        let recorded = self.forward_pass(size);
+        let recorded = self.forward().run(size);
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = self.device.stream.end_capture(flags).map_err(|e| fault("cuStreamEndCapture", e));
         recorded?;
@@ -188,18 +188,9 @@ impl CudaBackend {
     }
 
     fn upload_null(&mut self, rows: usize) -> Result<(), BackendError> {
-        let runs: Vec<RunUpload> = (0..rows).map(|row| self.null_run(row)).collect();
+        let runs: Vec<RunUpload> = (0..rows).map(|row| RunUpload::null(self.work.seats, row)).collect();
         let step = StepUpload { runs: rows as i32, rows: rows as i32, emits: rows as i32, ..StepUpload::default() };
         self.upload(0, &step, &runs, &[], &[])
-    }
-
-    fn null_run(&self, row: usize) -> RunUpload {
-        let row = row as i32;
-        RunUpload { seat: self.work.seats as i32, rows: 1, row0: row, token0: -1, emit: row, derived: [0; 3] }
-    }
-
-    fn forward_pass(&mut self, size: StepSize) -> Result<(), BackendError> {
-        self.forward().run(size)
     }
 
     pub(crate) fn forward(&mut self) -> Forward<'_> {
@@ -317,7 +308,7 @@ impl CudaBackend {
         let graph =
             decode_only.then(|| self.caps.graphs.iter().map(|g| usize::from(g.0)).find(|&g| g >= size.rows)).flatten();
         if let Some(padded) = graph {
-            runs.extend((size.rows..padded).map(|row| self.null_run(row)));
+            runs.extend((size.rows..padded).map(|row| RunUpload::null(self.work.seats, row)));
             size = StepSize::decode(padded);
         }
         let header = StepUpload {

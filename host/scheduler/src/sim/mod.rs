@@ -70,6 +70,8 @@ pub(crate) struct Sim {
     budget: u32,
     now_us: u64,
     live: HashMap<Slot, Wanted>,
+    /// Every third request reads its prompt.
+    readers: bool,
     pub mirror: Option<Mirror>,
     resync: bool,
     pub preemptions: HashMap<Slot, u32>,
@@ -89,6 +91,7 @@ impl Sim {
             budget,
             now_us: 0,
             live: HashMap::new(),
+            readers: false,
             mirror: with_policy.then(Mirror::default),
             resync: with_policy,
             preemptions: HashMap::new(),
@@ -109,7 +112,7 @@ impl Sim {
 
     pub fn submit_in(&mut self, namespace: u64, prompt: Vec<TokenId>, max_new: u32, stop: Option<TokenId>) -> Slot {
         let prompt: Arc<[TokenId]> = prompt.into();
-        let reads_prompt = (prompt.len() + prompt[0] as usize).is_multiple_of(3);
+        let reads_prompt = self.readers && (prompt.len() + prompt[0] as usize).is_multiple_of(3);
         let new = NewRequest {
             prompt: Arc::clone(&prompt),
             max_new_tokens: max_new,
@@ -298,6 +301,7 @@ fn simulate(seed: u64) {
     let slots = (config.resume_align > 1 && rng.below(4) > 0).then(|| rng.below(9) as u32);
     println!("state slots {slots:?}");
     let mut sim = Sim::new(config, in_flight, budget, policy != Hostile::Native);
+    sim.readers = true;
     if let Some(slots) = slots {
         sim = sim.with_states(slots);
     }

@@ -2,17 +2,15 @@
 
 use anyhow::{Context, Result, ensure};
 use backend::Backend;
-use backend::fp8::{E4M3_MAX, e4m3_to_f32, f32_to_e4m3, floats, quantize};
+pub use backend::fp8::quantize;
+use backend::fp8::{E4M3_MAX, e4m3_to_f32, f32_to_e4m3, floats};
 use backend::load::{LoadOptions, Quantization};
 use backend::ops::{BlockOp, ModelSpec};
-use backend::step::Emit;
 use backend::weights::{SharedBytes, Weight, WeightId, WeightType};
 use backend_cuda::CudaOptions;
-use contract::sampling::SamplingParams;
 use half::bf16;
 use model::decoder::Settings;
 
-use crate::drive::{Driver, Part};
 use crate::parity::{Check, LOGPROB_BOUND, difference, forced, options, small, spec, tokens};
 
 pub const CHECKS: &[Check] = &[
@@ -30,7 +28,7 @@ const CUTS_MANY: [usize; 6] = [64, 63, 130, 17, 33, 20];
 const MANY_ROWS_BOUND: f32 = 2.0 * LOGPROB_BOUND;
 
 /// Every width is a multiple of 128: what the library's FP8 products want.
-fn aligned() -> Settings {
+pub fn aligned() -> Settings {
     Settings { ffn: 512, ..small(8, 2, 128, true) }
 }
 
@@ -52,7 +50,7 @@ fn product_weights(spec: &ModelSpec) -> Vec<WeightId> {
 }
 
 /// The spec with the weights of its layers' products changed.
-fn with_products(mut spec: ModelSpec, change: impl Fn(&Weight) -> Option<Weight>) -> Result<ModelSpec> {
+pub fn with_products(mut spec: ModelSpec, change: impl Fn(&Weight) -> Option<Weight>) -> Result<ModelSpec> {
     for id in product_weights(&spec) {
         let slot = &mut spec.weights[id.0 as usize];
         *slot = change(slot).ok_or_else(|| anyhow::anyhow!("{slot:?} is no float weight"))?;
@@ -134,44 +132,4 @@ fn f16(arch: Option<u32>) -> Result<String> {
     }
     let mut device = cuda(&halved, None, true, arch)?;
     compare(halved, &mut device)
-}
-
-/// Every kernel on small inputs and without the CPU: chunks through the library and through few rows, a batch that decodes
-/// by graph, filters and penalties.
-pub fn smallest(arch: Option<u32>) -> Result<()> {
-    let plain = spec(&aligned())?;
-    let blocks = with_products(spec(&aligned())?, quantize)?;
-    let sampling = SamplingParams {
-        temperature: 0.9,
-        top_k: 40,
-        top_p: 0.9,
-        min_p: 0.01,
-        repetition_penalty: 1.2,
-        logprobs: Some(2),
-        ..SamplingParams::default()
-    };
-    for (name, spec, quantization) in
-        [("bf16", &plain, None), ("FP8 by rows", &plain, Some(Quantization::Fp8)), ("FP8 blocks", &blocks, None)]
-    {
-        let (mut backend, path) = cuda(spec, quantization, true, arch)?;
-        let mut driver = Driver::new(&mut *backend);
-        for seat in 0..3 {
-            let text = tokens(40 + u32::from(seat), 90);
-            driver.bind(seat, &sampling, &text)?;
-            for part in [&text[..70], &text[70..79], &text[79..]] {
-                driver.step(&[Part { seat, tokens: part, emit: true }])?;
-            }
-        }
-        let parts: Vec<Part<'_>> = (0..3).map(|seat| Part { seat, tokens: &[], emit: true }).collect();
-        for _ in 0..3 {
-            driver.step(&parts)?;
-        }
-        let text = tokens(50, 70);
-        for (seat, emit) in [(4, Emit::Every { from: 0, top: 2, next: None }), (5, Emit::Pool { mean: true })] {
-            driver.bind(seat, &sampling, &text)?;
-            driver.emit(seat, &text, emit)?;
-        }
-        println!("ok    {name} ({path})");
-    }
-    Ok(())
 }

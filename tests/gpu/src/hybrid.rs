@@ -17,7 +17,7 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// Three layers with the delta rule in front of one with gated attention, a quarter of whose dimensions are rotated.
-fn hybrid(key_heads: usize, value_heads: usize, dim: usize, gate: GateFn) -> Settings {
+pub fn hybrid(key_heads: usize, value_heads: usize, dim: usize, gate: GateFn) -> Settings {
     let order = if gate == GateFn::Silu { HeadOrder::Grouped } else { HeadOrder::Tiled };
     let delta = DeltaShape { key_heads, value_heads, key_dim: dim, value_dim: dim, conv: 4, order, gate };
     let head_dim = 2 * dim;

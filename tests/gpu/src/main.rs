@@ -14,6 +14,7 @@ mod drive;
 mod fp8;
 mod hybrid;
 mod parity;
+mod smallest;
 mod speed;
 mod targets;
 
@@ -29,13 +30,17 @@ struct Asked {
     /// Compute capability times ten.
     arch: Option<u32>,
     machines: Vec<u32>,
+    /// Of `smallest`: only steps that need nothing of the library.
+    few: bool,
 }
 
 fn asked() -> Result<Asked> {
-    let mut asked = Asked { what: "all".into(), weights: speed::Weights::Half, arch: None, machines: Vec::new() };
+    let mut asked =
+        Asked { what: "all".into(), weights: speed::Weights::Half, arch: None, machines: Vec::new(), few: false };
     for word in std::env::args().skip(1) {
         match word.split_once('=') {
             Some(("arch", number)) => asked.arch = Some(number.parse().with_context(|| word.clone())?),
+            _ if word == "few" => asked.few = true,
             _ if word == "fp8" => asked.weights = speed::Weights::Fp8,
             _ if Mix::named(&word).is_some() => {
                 asked.weights = speed::Weights::Blocks(word.clone(), Mix::named(&word).context("just looked")?);
@@ -77,7 +82,7 @@ fn main() -> ExitCode {
         "profile" => Some(speed::profile()),
         "steps" => Some(speed::steps(&asked.weights, &asked.machines)),
         "targets" => Some(targets::run(&asked.machines)),
-        "smallest" => Some(fp8::smallest(asked.arch)),
+        "smallest" => Some(smallest::run(asked.arch, asked.few)),
         _ => None,
     };
     if let Some(ran) = alone {

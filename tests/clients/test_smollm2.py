@@ -54,9 +54,11 @@ def test_other_packages(url, said):
     answer = litellm.completion(model="hosted_vllm/m", max_tokens=12, **more)
     assert answer.choices[0].message.content == said
     messages = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=120).messages
-    answer = messages.create(messages=QUESTION, **GREEDY)
+    # The package has no parameter for the temperature.
+    greedy = {"model": "m", "max_tokens": 12, "messages": QUESTION, "extra_body": {"temperature": 0}}
+    answer = messages.create(**greedy)
     assert (answer.content[0].text, answer.usage.output_tokens, answer.stop_reason) == (said, 12, "max_tokens")
-    with messages.stream(messages=QUESTION, **GREEDY) as stream:
+    with messages.stream(**greedy) as stream:
         assert "".join(stream.text_stream) == said
 
 

@@ -23,6 +23,8 @@ cargo xtask ci              the same, after installing what it needs on Debian
 cargo xtask plugins         rebuild the bundled components into plugins/dist
 cargo xtask plugin DIR      build the plugin in a folder: DIR/NAME.wasm and DIR/NAME.toml
 cargo xtask plugins --check compare plugins/dist with the sources it was built from
+cargo xtask plugins --rebuild
+                            build all components in the target folder and run the cases with them
 cargo xtask examples [NAME] build and test examples with the built server; NAME as python/output
 cargo xtask tidy            repository rules: imports, lengths, environment reads, fresh components
 cargo xtask clients [ARGS]  client packages, routers and schemathesis against the built server (pytest's arguments)
@@ -55,6 +57,7 @@ fn run() -> Result<()> {
         }
         ["plugins"] => plugins::run(&root, false),
         ["plugins", "--check"] => plugins::run(&root, true),
+        ["plugins", "--rebuild"] => plugins::rebuild_and_test(&root),
         ["plugin", dir] => plugins::build_one(&root, Path::new(dir)),
         ["tidy"] => tidy::run(&root),
         ["clients", rest @ ..] => clients::run(&root, rest),

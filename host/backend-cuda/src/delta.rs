@@ -207,30 +207,26 @@ impl Loader<'_> {
     ) -> Result<DeviceOp, BackendError> {
         let norm = self.stacked(&[norm])?;
         let (spec, heads) = (self.spec, self.spec.weight(beta).rows);
-        if let Some(formats) = formats_of(&[spec.weight(beta), spec.weight(alpha)])?
-            && 2 * heads != gates_width(heads)
-        {
-            return Err(BackendError::Unsupported {
-                what: format!(
-                    "{:?} of {heads} gates of the delta rule on CUDA: whole tiles of 16 rows have kernels",
-                    formats[0]
-                ),
-                fix: "use `--device cpu`".into(),
-            });
-        }
-        if formats_of(&[spec.weight(qkv), spec.weight(z)])?.is_some() {
-            let gates = match formats_of(&[spec.weight(beta), spec.weight(alpha)])? {
-                Some(_) => self.unquantised(&[beta, alpha])?,
-                None => Matrix::Half(std::sync::Arc::new(self.stacked_to(gates_width(heads), &[beta, alpha])?)),
-            };
-            return Ok(DeviceOp::NormDelta { norm, weight: self.unquantised(&[qkv, z])?, gates: Some(gates) });
-        }
-        if self.fp8.is_none() {
-            let rows = self.spec.weight(qkv).rows + self.spec.weight(z).rows + gates_width(heads);
+        let packed_gates = formats_of(&[spec.weight(beta), spec.weight(alpha)])?;
+        let packed = formats_of(&[spec.weight(qkv), spec.weight(z)])?.is_some();
+        if !packed && packed_gates.is_none() && self.fp8.is_none() {
+            let rows = spec.weight(qkv).rows + spec.weight(z).rows + gates_width(heads);
             let weight = self.stacked_to(rows, &[qkv, z, beta, alpha])?;
             return Ok(DeviceOp::NormDelta { norm, weight: Matrix::Half(std::sync::Arc::new(weight)), gates: None });
         }
-        let gates = Matrix::Half(std::sync::Arc::new(self.stacked_to(gates_width(heads), &[beta, alpha])?));
+        let gates = match packed_gates {
+            None => Matrix::Half(std::sync::Arc::new(self.stacked_to(gates_width(heads), &[beta, alpha])?)),
+            Some(_) if 2 * heads == gates_width(heads) => self.unquantised(&[beta, alpha])?,
+            Some(formats) => {
+                return Err(BackendError::Unsupported {
+                    what: format!(
+                        "{:?} of {heads} gates of the delta rule on CUDA: whole tiles of 16 rows have kernels",
+                        formats[0]
+                    ),
+                    fix: "use `--device cpu`".into(),
+                });
+            }
+        };
         Ok(DeviceOp::NormDelta { norm, weight: self.matrix(&[qkv, z])?, gates: Some(gates) })
     }
 

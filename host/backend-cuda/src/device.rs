@@ -159,10 +159,18 @@ impl Device {
 
     pub fn alloc_zeroed(&self, what: &str, bytes: usize) -> Result<Buffer, BackendError> {
         let buffer = self.alloc(what, bytes)?;
-        // SAFETY: the buffer is `bytes` long (at least 16).
-        unsafe { result::memset_d8_async(buffer.pointer, 0, bytes.max(16), self.stream.cu_stream()) }
-            .map_err(|e| fault("cuMemsetD8Async", e))?;
+        self.clear(buffer.pointer, bytes)?;
         Ok(buffer)
+    }
+
+    /// Queues zeros for `bytes` from an address inside a buffer.
+    pub fn clear(&self, at: u64, bytes: usize) -> Result<(), BackendError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the callers give ranges of buffers that they hold.
+        unsafe { result::memset_d8_async(at, 0, bytes, self.stream.cu_stream()) }
+            .map_err(|e| fault("cuMemsetD8Async", e))
     }
 
     pub fn upload<T: Copy>(&self, what: &str, data: &[T]) -> Result<Buffer, BackendError> {

@@ -454,7 +454,8 @@ impl Loader<'_> {
     /// As [`Self::stacked`], with rows of zeros up to `rows`.
     pub(crate) fn stacked_to(&mut self, rows: usize, ids: &[WeightId]) -> Result<Buffer, BackendError> {
         let weights: Vec<&Weight> = ids.iter().map(|&id| self.spec.weight(id)).collect();
-        let buffer = self.device.alloc_zeroed(&weights[0].name, rows * weights[0].cols * 2)?;
+        let buffer = self.device.alloc(&weights[0].name, rows * weights[0].cols * 2)?;
+        let cols = weights[0].cols;
         let mut at = buffer.pointer;
         for weight in weights {
             if let Some(random) = weight.random {
@@ -471,6 +472,8 @@ impl Loader<'_> {
             self.done += (weight.rows * weight.cols * 2) as u64;
             (self.progress)(LoadProgress { bytes_done: self.done, bytes_total: self.total });
         }
+        // Only what nobody writes: copies from the host are not ordered behind the stream.
+        self.device.clear(at, (buffer.pointer as usize + rows * cols * 2) - at as usize)?;
         Ok(buffer)
     }
 

@@ -13,6 +13,13 @@ pub struct StepCost {
 }
 
 impl StepCost {
+    /// Microseconds of a whole step; `context` as above.
+    pub fn step_us(&self, rows: u32, context: f64) -> f64 {
+        f64::from(self.fixed_us)
+            + f64::from(self.row_ns) * 1e-3 * f64::from(rows)
+            + f64::from(self.context_ps) * 1e-6 * context
+    }
+
     /// Microseconds that `rows` rows of one sequence add to a step when `start` tokens come before them.
     pub fn rows_us(&self, start: u32, rows: u32) -> f64 {
         let rows = f64::from(rows);

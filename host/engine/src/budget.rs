@@ -93,14 +93,6 @@ impl Budget {
         self.cost
     }
 
-    /// Microseconds that the fit would have said.
-    pub fn expected_us(&self, step: &Measured) -> f64 {
-        let StepCost { fixed_us, row_ns, context_ps } = self.cost;
-        f64::from(fixed_us)
-            + f64::from(row_ns) * 1e-3 * f64::from(step.rows)
-            + f64::from(context_ps) * 1e-6 * step.context
-    }
-
     /// Beyond what was measured the fit only guesses, so steps at most double.
     pub fn rows(&self) -> u32 {
         self.rows_seen.saturating_mul(2).min(self.rows_max)
@@ -216,6 +208,19 @@ mod tests {
         assert_eq!(Budget::new(4096).rows(), 64);
         assert_eq!(after([(64, 0.0), (16, 0.0)].into_iter(), |_, _| 1.0).rows(), 128);
         assert_eq!(after([(4000, 0.0)].into_iter(), |_, _| 1.0).rows(), 4096);
+    }
+
+    /// Where rows get dearer with their number, the fit is within 5 % near the last prompts, whatever is decoded beside.
+    #[test]
+    fn a_bent_device_is_learned_where_the_work_is() {
+        let cost = |rows: u32, _: f64| 5.0 + 0.01 * f64::from(rows) + 1e-5 * f64::from(rows).powi(2);
+        let all = (0..400).map(|n| (if n % 2 == 0 { 16 } else { 40 + n * 5 }, 0.0));
+        for here in [300, 1500] {
+            let near = (0..60).map(|n| (here + n % 7, 0.0));
+            let found = after(all.clone().chain(near), cost).cost().step_us(here, 0.0) / 1e3;
+            let wanted = cost(here, 0.0);
+            assert!((found / wanted - 1.0).abs() < 0.05, "{here} rows: {found} ms, {wanted} wanted");
+        }
     }
 
     /// Steps that cost nothing, and steps of a minute.

@@ -358,7 +358,7 @@ impl Engine {
             rows = measured.rows,
             context = measured.context,
             device_us = device.as_micros(),
-            expected_us = self.budget.expected_us(&measured),
+            expected_us = self.budget.cost().step_us(measured.rows, measured.context),
             "step"
         );
         self.budget.observe(&measured);

@@ -110,9 +110,6 @@ impl Decodes {
 
     /// A step of these rows alone.
     fn us(self, tick: &Tick) -> f64 {
-        let StepCost { fixed_us, row_ns, context_ps } = tick.cost;
-        f64::from(fixed_us)
-            + f64::from(row_ns) * 1e-3 * f64::from(self.rows)
-            + f64::from(context_ps) * 1e-6 * self.context as f64
+        tick.cost.step_us(self.rows, self.context as f64)
     }
 }

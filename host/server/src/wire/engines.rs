@@ -85,7 +85,7 @@ pub fn start(settings: &EngineSettings, plugins: &Plugins, registry: &mut Regist
     let LoadedBackend { backend, plan, files, family, mut warnings } = loaded;
     let caps = backend.caps();
     if settings.prefix_caching && caps.recurrent && caps.state_slots == 0 {
-        let why = "the model has a recurrent state, and there is no memory for saved ones";
+        let why = "the model has a recurrent state, and this device has no room for saved ones";
         warnings.push(format!("prefix_caching is off: {why}; every prompt is computed whole"));
     }
     let graphs = backend.caps().graphs.iter().map(|&(rows, _)| rows).collect();

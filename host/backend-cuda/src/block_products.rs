@@ -8,6 +8,7 @@ use backend::weights::{Weight, WeightId};
 
 use crate::blas::{Call, Operands, Product};
 use crate::compile::{Compiler, Kernel};
+use crate::delta::gates_width;
 use crate::device::{Buffer, Device, fault};
 use crate::forward::Forward;
 use crate::launch::{Args, Shape};
@@ -83,6 +84,13 @@ pub fn formats_of(weights: &[&Weight]) -> Result<Option<Vec<Format>>, BackendErr
     }
 }
 
+/// Whether the inputs of the delta rule, beta and alpha last, are one product: all in block formats.
+pub fn one_product(spec: &ModelSpec, [qkv, z, beta, alpha]: [WeightId; 4]) -> Result<bool, BackendError> {
+    let formats = |ids: [WeightId; 2]| formats_of(&ids.map(|id| spec.weight(id)));
+    let heads = spec.weight(beta).rows;
+    Ok(formats([qkv, z])?.is_some() && formats([beta, alpha])?.is_some() && 2 * heads == gates_width(heads))
+}
+
 /// Whether gate and up share tiles.
 pub fn share_tiles(formats: &[Format]) -> bool {
     formats[0] == formats[1]
@@ -116,8 +124,10 @@ impl Uses {
             match *op {
                 BlockOp::Embed { table } => uses.formats.extend(Format::of(spec.weight(table).ty)),
                 BlockOp::NormQkv { q, k, v, .. } => uses.add(spec, &[q, k, v], Epilogue::Store)?,
+                BlockOp::NormDelta { qkv, z, beta, alpha, .. } if one_product(spec, [qkv, z, beta, alpha])? => {
+                    uses.add(spec, &[qkv, z, beta, alpha], Epilogue::Store)?;
+                }
                 BlockOp::NormDelta { qkv, z, beta, alpha, .. } => {
-                    // As `Loader::norm_delta` has them: two products.
                     uses.add(spec, &[qkv, z], Epilogue::Store)?;
                     uses.add(spec, &[beta, alpha], Epilogue::Store)?;
                 }
@@ -160,45 +170,73 @@ impl Uses {
     }
 }
 
-/// Warps of a block, how many such blocks share a multiprocessor, and the units that each warp has on the way.
+/// Rows of which `x` is brought to shared memory before its product. More take longer than they save.
+const NEAR_ROWS_MAX: usize = 2;
+/// Blocks of clusters larger than two that a card surely runs at once: some of its groups of multiprocessors are smaller.
+const CLUSTERED_BLOCKS_MAX: usize = 96;
+
+/// Warps of a block, how many such blocks share a multiprocessor, and the units that each warp has on the way. How units
+/// are dealt out follows from it, and so does the order of a sum: it must not depend on the number of rows.
 #[derive(Clone, Copy)]
 struct Ring {
     warps: usize,
     blocks: usize,
     depth: usize,
+    /// Blocks may be clusters, and `x` may be near.
+    hopper: bool,
+    /// Shared memory of the largest block, in bytes.
+    shared_max: usize,
 }
 
 impl Ring {
     fn new(arch: u32) -> Self {
-        match arch {
-            // Copies are not asynchronous, and shared memory ends at 64 KiB.
-            ..80 => Self { warps: 4, blocks: 3, depth: 1 },
-            80 | 90 | 100 => Self { warps: 12, blocks: 2, depth: 2 },
-            // 99 KiB a block.
-            _ => Self { warps: 8, blocks: 2, depth: 2 },
-        }
+        let (warps, blocks, depth, shared_kib) = match arch {
+            // Copies are not asynchronous.
+            ..80 => (4, 3, 1, 64),
+            80 => (12, 1, 2, 163),
+            90 | 100 => (16, 1, 2, 227),
+            _ => (8, 1, 2, 99),
+        };
+        Self { warps, blocks, depth, hopper: arch >= 90, shared_max: shared_kib << 10 }
     }
 
-    /// As few idle turns at a row's units as can be, then as many warps.
-    fn warps_for(self, units: usize) -> usize {
-        let cost = |warps: usize| units.div_ceil(warps) * warps;
-        let most = self.warps.min(units);
-        (self.warps / 2 + 1..=most).rev().min_by_key(|&warps| cost(warps)).unwrap_or(most)
-    }
-
-    fn shared_bytes(self, warps: usize, tiles: usize, formats: [Format; 2]) -> usize {
+    fn shared_bytes(self, formats: [Format; 2]) -> usize {
         let slot = formats[0].unit_bytes().max(formats[1].unit_bytes());
         let table = if formats.iter().any(|format| format.has_table()) { 256 * 32 * 4 } else { 0 };
-        // The ring, the decoded scales of a unit, a barrier for each place; two areas of partial sums.
-        let warp = self.depth * slot + 1024 + (self.depth * 8).next_multiple_of(16);
-        table + warps * warp + 2 * warps * tiles * 8 * (TILE_ROWS + 1) * size_of::<f32>()
+        // The ring, the decoded scales of a unit, a barrier for each place.
+        table + self.warps * (self.depth * slot + 1024 + (self.depth * 8).next_multiple_of(16))
     }
+
+    /// Rows of `x`, each behind some padding, and for two rows at a time the sums of 32.
+    fn near_bytes(m: usize, k: usize) -> usize {
+        m * ((2 * k).next_multiple_of(128) + 64) + k.div_ceil(UNIT_COLS) * 4 * m.div_ceil(2) * 16
+    }
+
+    /// Blocks that share their tiles, so that all have about as many; no more than help.
+    fn cluster(self, tiles: usize, multiprocessors: usize) -> usize {
+        let turns = |cluster: usize| tiles.div_ceil((multiprocessors / cluster).max(1)) as f64 / cluster as f64;
+        let allowed = |cluster: usize| cluster < 4 || tiles * cluster <= CLUSTERED_BLOCKS_MAX;
+        match self.hopper {
+            true => [1, 2, 4, 8]
+                .into_iter()
+                .filter(|&c| allowed(c))
+                .min_by(|&a, &b| turns(a).total_cmp(&turns(b)))
+                .unwrap_or(1),
+            false => 1,
+        }
+    }
+}
+
+/// One form for a product's formats and epilogue.
+struct FewRows {
+    /// By token tiles.
+    far: [Kernel; 2],
+    near: Option<Kernel>,
 }
 
 pub struct BlockKernels {
     ring: Ring,
-    /// By token tiles.
-    few_rows: HashMap<Use, [Kernel; 2]>,
+    few_rows: HashMap<Use, FewRows>,
     dequantize: HashMap<Format, Kernel>,
     embed: HashMap<Format, Kernel>,
 }
@@ -208,22 +246,26 @@ impl BlockKernels {
         let ring = Ring::new(compiler.target.arch);
         let mut few_rows = HashMap::new();
         for &asked in &uses.few_rows {
-            let mut kernel = |tiles: usize| {
+            let mut kernel = |tiles: usize, near: bool| {
                 let flags = [
                     ("NT", tiles),
                     ("TYPE0", asked.formats[0] as usize),
                     ("TYPE1", asked.formats[1] as usize),
                     ("MODE", asked.mode),
                     ("TAIL", usize::from(asked.tail)),
+                    ("NEAR", usize::from(near)),
                     ("DEPTH", ring.depth),
                     ("WARPS", ring.warps),
                     ("BLOCKS", ring.blocks),
                 ];
                 let kernel = compiler.kernel(kernels::FEW_ROWS_PACKED, &flags)?;
-                kernel.allow_shared(ring.shared_bytes(ring.warps, tiles, asked.formats) as u32)?;
+                let most = if near { ring.shared_max } else { ring.shared_bytes(asked.formats) };
+                kernel.allow_shared(most as u32)?;
                 Ok::<_, BackendError>(kernel)
             };
-            few_rows.insert(asked, [kernel(TILES[0])?, kernel(TILES[1])?]);
+            let far = [kernel(TILES[0], false)?, kernel(TILES[1], false)?];
+            let near = if ring.hopper { Some(kernel(TILES[0], true)?) } else { None };
+            few_rows.insert(asked, FewRows { far, near });
         }
         let mut all = |embed: usize| {
             let mut kernel = |format: Format| {
@@ -295,7 +337,6 @@ impl Forward<'_> {
         (m, n, k): (usize, usize, usize),
     ) -> Result<(), BackendError> {
         let kernels = &self.kernels.products.blocks;
-        let (tile, units) = (tile_of(m), k.div_ceil(UNIT_COLS));
         for (formats, parts) in launches(packed.parts.iter().map(|part| part.format)) {
             let asked = Use { formats, mode: epilogue as usize, tail: !k.is_multiple_of(UNIT_COLS) };
             let kernel = kernels
@@ -311,15 +352,19 @@ impl Forward<'_> {
                 let kind = part.is_some_and(|part| part.format != formats[0]);
                 words.extend([pointer, end as u64 | (rows as u64) << 32, column as u64 | u64::from(kind) << 32]);
             }
-            let warps = kernels.ring.warps_for(units);
-            let shared = kernels.ring.shared_bytes(warps, TILES[tile], formats);
-            let resident = (kernels.ring.warps * kernels.ring.blocks / warps)
-                .min(self.device.shared_per_multiprocessor as usize / (shared + 1024))
-                .max(1);
-            let blocks = end.min(self.device.multiprocessors as usize * resident);
+            let ring = kernels.ring;
+            let (rings, near) = (ring.shared_bytes(formats), Ring::near_bytes(m, k));
+            let fits = m <= NEAR_ROWS_MAX && rings + near <= ring.shared_max;
+            let (kernel, shared) = match &kernel.near {
+                Some(kernel) if fits => (kernel, rings + near),
+                _ => (&kernel.far[tile_of(m)], rings),
+            };
+            let cluster = ring.cluster(end, self.device.multiprocessors as usize);
+            let resident = ring.blocks.min(self.device.shared_per_multiprocessor as usize / (shared + 1024)).max(1);
+            let blocks = (end * cluster).min(self.device.multiprocessors as usize * resident / cluster * cluster);
             let args = Args::default().pointer(out).pointer(x).words(&words).int(m).int(n).int(k);
-            let shape = Shape::new(blocks as u32, (warps * 32) as u32).shared(shared as u32);
-            kernel[tile].launch(self.device, shape, args)?;
+            let shape = Shape::new(blocks as u32, (ring.warps * 32) as u32).shared(shared as u32);
+            kernel.launch(self.device, shape.cluster(cluster as u32), args)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use backend::fp8::floats;
 use backend::ops::{DELTA_CHUNK, DeltaShape, GateFn, HeadOrder, ModelSpec};
 use backend::weights::WeightId;
 
-use crate::block_products::formats_of;
+use crate::block_products::{formats_of, one_product};
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
 use crate::forward::{DeviceOp, Forward, StepSize};
@@ -214,6 +214,9 @@ impl Loader<'_> {
             let weight = self.stacked_to(rows, &[qkv, z, beta, alpha])?;
             return Ok(DeviceOp::NormDelta { norm, weight: Matrix::Half(std::sync::Arc::new(weight)), gates: None });
         }
+        if one_product(spec, [qkv, z, beta, alpha])? {
+            return Ok(DeviceOp::NormDelta { norm, weight: self.unquantised(&[qkv, z, beta, alpha])?, gates: None });
+        }
         let gates = match packed_gates {
             None => Matrix::Half(std::sync::Arc::new(self.stacked_to(gates_width(heads), &[beta, alpha])?)),
             Some(_) if 2 * heads == gates_width(heads) => self.unquantised(&[beta, alpha])?,
@@ -262,13 +265,13 @@ impl Forward<'_> {
         self.normed_product(Epilogue::Store, out.pointer, (norm, 0), gates, shape)
     }
 
-    /// Single rows by the recurrence, prompts by chunks.
-    pub(crate) fn delta(&self, layer: &DeltaLayer, size: StepSize) -> Result<(), BackendError> {
+    /// Single rows by the recurrence, prompts by chunks. `gates_apart`: beta and alpha do not stand in `mix`.
+    pub(crate) fn delta(&self, layer: &DeltaLayer, gates_apart: bool, size: StepSize) -> Result<(), BackendError> {
         let delta = self.model.delta.as_ref().ok_or_else(no_delta)?;
         let (w, model, shape) = (self.work, self.model, &delta.shape);
         let (mix, width) = (w.mix.pointer, delta.mix_width());
         let heads = shape.value_heads;
-        let (gates, gates_width) = match &delta.gates {
+        let (gates, gates_width) = match delta.gates.as_ref().filter(|_| gates_apart) {
             Some(gates) => (gates.pointer, gates_width(heads)),
             None => (mix + ((shape.channels() + shape.value_width()) * 2) as u64, width),
         };
@@ -278,6 +281,7 @@ impl Forward<'_> {
             grid: (x as u32, y as u32),
             block,
             shared_bytes,
+            cluster: 1,
         };
         if size.decodes > 0 {
             let args = Args::default()

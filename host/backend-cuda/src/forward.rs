@@ -437,7 +437,10 @@ impl Forward<'_> {
                 self.normed_product(Epilogue::Store, w.mix.pointer, (norm, 0), weight, (rows, n, hidden))
             }
             DeviceOp::NormDelta { norm, weight, gates } => self.delta_inputs(norm, weight, gates.as_ref(), rows),
-            DeviceOp::DeltaRule(layer) => self.delta(layer, size),
+            DeviceOp::DeltaRule(layer) => {
+                let apart = matches!(model.ops[index - 1], DeviceOp::NormDelta { gates: Some(_), .. });
+                self.delta(layer, apart, size)
+            }
             // Steps of single rows do it in their attention.
             DeviceOp::RopeKv { .. } if size.prefill_rows == 0 => Ok(()),
             DeviceOp::RopeKv { layer, q_norm, k_norm } => self.rope_kv(*layer, q_norm.as_ref(), k_norm.as_ref(), size),
@@ -547,7 +550,7 @@ impl Forward<'_> {
                 .pointer(w.runs_pointer())
                 .pointer(w.mix.pointer);
             let grid = (size.runs as u32, model.shape.heads as u32);
-            let shape = Shape { grid, block: model.shape.head_dim as u32, shared_bytes: 0 };
+            let shape = Shape { grid, block: model.shape.head_dim as u32, shared_bytes: 0, cluster: 1 };
             self.kernels.attend_merge.launch(self.device, shape, args)?;
         }
         if size.prefill_rows > 0 {
@@ -578,7 +581,7 @@ impl Forward<'_> {
                     .pointer(w.runs_pointer())
                     .pointer(w.tiles.pointer);
                 let grid = (size.split_items as u32, TILE_ROWS as u32 / 8);
-                let shape = Shape { grid, block: 256, shared_bytes: 0 };
+                let shape = Shape { grid, block: 256, shared_bytes: 0, cluster: 1 };
                 self.kernels.attend_merge_tiles.launch(self.device, shape, args)?;
             }
         }

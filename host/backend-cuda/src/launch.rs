@@ -14,15 +14,21 @@ pub struct Shape {
     pub grid: (u32, u32),
     pub block: u32,
     pub shared_bytes: u32,
+    /// Blocks in a row that read each other's shared memory; more than one from compute capability 9.0 on.
+    pub cluster: u32,
 }
 
 impl Shape {
     pub fn new(grid: u32, block: u32) -> Self {
-        Self { grid: (grid, 1), block, shared_bytes: 0 }
+        Self { grid: (grid, 1), block, shared_bytes: 0, cluster: 1 }
     }
 
     pub fn shared(self, shared_bytes: u32) -> Self {
         Self { shared_bytes, ..self }
+    }
+
+    pub fn cluster(self, cluster: u32) -> Self {
+        Self { cluster, ..self }
     }
 }
 
@@ -70,11 +76,20 @@ impl Kernel {
         let base = args.values.as_mut_ptr();
         let starts = (0..args.values.len()).filter(|index| !args.further.contains(index));
         let mut pointers: Vec<*mut c_void> = starts.map(|index| base.wrapping_add(index).cast()).collect();
-        let mut overlap = sys::CUlaunchAttribute_st {
-            id: sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue_union { programmaticStreamSerializationAllowed: 1 },
-        };
+        let mut attributes = [
+            sys::CUlaunchAttribute_st {
+                id: sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                pad: [0; 4],
+                value: sys::CUlaunchAttributeValue_union { programmaticStreamSerializationAllowed: 1 },
+            },
+            sys::CUlaunchAttribute_st {
+                id: sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                pad: [0; 4],
+                value: sys::CUlaunchAttributeValue_union {
+                    clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: shape.cluster, y: 1, z: 1 },
+                },
+            },
+        ];
         let config = sys::CUlaunchConfig {
             gridDimX: shape.grid.0,
             gridDimY: shape.grid.1,
@@ -84,8 +99,8 @@ impl Kernel {
             blockDimZ: 1,
             sharedMemBytes: shape.shared_bytes,
             hStream: device.stream.cu_stream(),
-            attrs: &mut overlap,
-            numAttrs: u32::from(device.arch >= 90),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: u32::from(device.arch >= 90) + u32::from(shape.cluster > 1),
         };
         let Some(function) = self.function() else {
             return Err(fault(&format!("launching `{}`", self.name), "it was compiled without a card"));

@@ -5,24 +5,28 @@
 // and every token is a column of its own, so its result is bitwise the same for every m.
 //
 // The operands are codes, which 16-bit floats hold exactly; the sums of a scale's k are then scaled in f32. Formats with a
-// minimum also need the sums of x: one more instruction, with ones for weights.
+// minimum also need the sums of x: a matrix instruction with ones for weights.
 //
-// A block works through the tiles blockIdx.x, + gridDim.x, ...; its warps take the units of a tile in turn and add their
-// sums at its end, in warp order. Each warp has a ring of DEPTH units in shared memory, filled ahead and across tiles.
+// A block, or a cluster of blocks, takes a run of tiles, and each of its warps a run of their units, as equal as can be: a
+// warp that ends in the middle of a tile leaves the rest to the next. What a warp has of a tile that it shares is added at
+// the end, in the order of k; a tile that lies within a warp's run is its own. A warp has a ring of DEPTH units in shared
+// memory, filled ahead.
 //
 // Build flags: NT = n8 tiles of tokens (m <= 8 NT). TYPE0, TYPE1 = formats of the parts' kinds 0 and 1. MODE = 0 store 16
 // bits, 1 add to the residual, 2 silu(gate) * up where rows 0 to 7 of a tile are gate and 8 to 15 the same rows of up, 3
-// store f32. TAIL = 1: k need not be a multiple of 256. DEPTH. WARPS = the most that a block has, BLOCKS = how many of those share a multiprocessor.
+// store f32. TAIL = 1: k need not be a multiple of 256. NEAR = 1: x and its sums are brought to shared memory first. DEPTH.
+// WARPS of a block, BLOCKS of them on a multiprocessor.
 #include "packed.cuh"
 
 #define PARTS_MAX 4
-#define COLUMN (TILE + 1)  // padded against bank conflicts
 #define SLOT_MAX(a, b) ((a) > (b) ? (a) : (b))
 #define SLOT SLOT_MAX(Format<TYPE0>::SIZE, Format<TYPE1>::SIZE)
 #define HAS_TABLE (Format<TYPE0>::TABLE || Format<TYPE1>::TABLE)
+#define HAS_MINS (Format<TYPE0>::MINS || Format<TYPE1>::MINS)
 #define SCALES_BYTES (2 * WARP * 16)
 #define WARP_BYTES (DEPTH * SLOT + SCALES_BYTES + (DEPTH * 8 + 15) / 16 * 16)
 #define OUTPUTS (MODE == 2 ? TILE / 2 : TILE)  // of a tile
+#define COLUMN (TILE + 1)                      // padded against bank conflicts
 
 #ifndef BULK
 #define BULK (ARCH >= 900)
@@ -47,10 +51,57 @@ __device__ __forceinline__ void copy_bulk(u32 shared, const void *global, u32 by
 }
 #endif
 
-// acc += W x over one unit. `x`: this lane's first value of column g of each token tile. `scales`: room for the warp's.
+// Blocks that share their tiles: one where there are no clusters.
+struct Cluster {
+    int blocks, rank;
+};
+__device__ __forceinline__ Cluster cluster_of() {
+    Cluster c{1, 0};
+#if ARCH >= 900
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(c.blocks));
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(c.rank));
+#endif
+    return c;
+}
+// Also for what its blocks wrote to their shared memory.
+__device__ __forceinline__ void cluster_barrier(Cluster c) {
+#if ARCH >= 900
+    if (c.blocks > 1) {
+        asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+        return;
+    }
+#endif
+    __syncthreads();
+}
+// Where block `rank` has what lies at `p` here.
+__device__ __forceinline__ const float *of_block(const float *p, int rank) {
+#if ARCH >= 900
+    const float *q;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(q) : "l"(p), "r"(rank));
+    return q;
+#else
+    return p;
+#endif
+}
+
+// The eight x of a lane in a group, as the matrix instruction's B operand.
+template <bool HALVES> __device__ __forceinline__ U4 load_x(const u16 *from) {
+    if (!HALVES) return *(const U4 *)from;
+    U2 low = *(const U2 *)from, high = *(const U2 *)(from + 16);
+    return U4{low.x, low.y, high.x, high.y};
+}
+
+// Sums of a group's x in every column: all rows of the result are the same.
+__device__ __forceinline__ void sum_x(float (&sums)[4], const U4 &b) {
+    mma_zero(sums, ONE_BITS, ONE_BITS, ONE_BITS, ONE_BITS, b.x, b.y);
+    mma(sums, ONE_BITS, ONE_BITS, ONE_BITS, ONE_BITS, b.z, b.w);
+}
+
+// acc += W x over one unit. `x`: this lane's first value of column g of each token tile. `x_sums`: with NEAR, the sums of
+// the unit's first two groups for this lane's two columns. `scales`: room for the warp's.
 template <int T>
-__device__ __forceinline__ void multiply(float (&acc)[NT][4], const u8 *unit, float4 *scales, const u8 *table,
-                                         const u16 *const (&x)[NT], int left, int lane) {
+__device__ __forceinline__ void multiply(float (&acc)[NT][4], const u8 *unit, float4 *scales, const u8 *table, const u16 *const (&x)[NT],
+                                         const float4 *const (&x_sums)[NT], int sums_stride, int left, int lane) {
     typedef Format<T> F;
     // Each lane decodes some of the 16 rows' scales for all.
 #pragma unroll
@@ -63,7 +114,7 @@ __device__ __forceinline__ void multiply(float (&acc)[NT][4], const u8 *unit, fl
         else scales[i * WARP + lane] = make_float4(v[0], v[1], v[2], v[3]);
     }
     __syncwarp();
-    float4 top, low;
+    float4 top, low, ones[NT];
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
         U4 b[NT];
@@ -71,16 +122,13 @@ __device__ __forceinline__ void multiply(float (&acc)[NT][4], const u8 *unit, fl
         for (int j = 0; j < NT; j++) {
 #if TAIL
             // Where the row has ended weights are zeros, and any x will do.
-            const u16 *from = x[j] + (group * GROUP_K < left ? group * GROUP_K : 0);
+            b[j] = load_x<F::HALVES>(x[j] + (group * GROUP_K < left ? group * GROUP_K : 0));
 #else
-            const u16 *from = x[j] + group * GROUP_K;
+            b[j] = load_x<F::HALVES>(x[j] + group * GROUP_K);
 #endif
-            if (F::HALVES) {
-                asm("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(b[j].x), "=r"(b[j].y) : "l"(from));
-                asm("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(b[j].z), "=r"(b[j].w) : "l"(from + 16));
-            } else {
-                asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(b[j].x), "=r"(b[j].y), "=r"(b[j].z), "=r"(b[j].w) : "l"(from));
-            }
+#if NEAR
+            if (F::MINS && group % 2 == 0) ones[j] = x_sums[j][group / 2 * sums_stride];
+#endif
         }
         u32 a[2][4];
         load_codes<T>(a, unit, table, group, lane);
@@ -90,84 +138,91 @@ __device__ __forceinline__ void multiply(float (&acc)[NT][4], const u8 *unit, fl
             low = scales[group / PER_ENTRY * TILE + lane / 4 + 8];
         }
         const float *of[2] = {&top.x + group % PER_ENTRY * F::PER_GROUP, &low.x + group % PER_ENTRY * F::PER_GROUP};
-        float sums[NT][4], ones[NT][4];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int j = 0; j < NT; j++) {
+            float sums[4];
+            mma_zero(sums, a[0][0], a[1][0], a[0][1], a[1][1], b[j].x, b[j].y);
+            if (F::HALVES) {
 #pragma unroll
-            for (int j = 0; j < NT; j++) {
-                const u32 *v = (const u32 *)&b[j] + 2 * half;
-                if (half == 0 || F::HALVES)
-#pragma unroll
-                    for (int c = 0; c < 4; c++) sums[j][c] = 0.f;
-                mma(sums[j], a[0][2 * half], a[1][2 * half], a[0][2 * half + 1], a[1][2 * half + 1], v[0], v[1]);
-                if (F::MINS) {
-                    if (half == 0)
-#pragma unroll
-                        for (int c = 0; c < 4; c++) ones[j][c] = 0.f;
-                    mma(ones[j], ONE_BITS, ONE_BITS, ONE_BITS, ONE_BITS, v[0], v[1]);
-                }
+                for (int c = 0; c < 4; c++) acc[j][c] = fmaf(of[c / 2][0], sums[c], acc[j][c]);
+                mma_zero(sums, a[0][2], a[1][2], a[0][3], a[1][3], b[j].z, b[j].w);
+            } else {
+                mma(sums, a[0][2], a[1][2], a[0][3], a[1][3], b[j].z, b[j].w);
             }
-            if (half == 0 && !F::HALVES) continue;
 #pragma unroll
-            for (int j = 0; j < NT; j++)
+            for (int c = 0; c < 4; c++) acc[j][c] = fmaf(of[c / 2][F::HALVES], sums[c], acc[j][c]);
+            if (F::MINS) {
+                float of_x[4];
+#if NEAR
+                of_x[0] = of_x[2] = group % 2 ? ones[j].z : ones[j].x;
+                of_x[1] = of_x[3] = group % 2 ? ones[j].w : ones[j].y;
+#else
+                sum_x(of_x, b[j]);
+#endif
 #pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    acc[j][c] = fmaf(of[c / 2][F::HALVES ? half : 0], sums[j][c], acc[j][c]);
-                    if (F::MINS) acc[j][c] = fmaf(of[c / 2][1], ones[j][c], acc[j][c]);
-                }
+                for (int c = 0; c < 4; c++) acc[j][c] = fmaf(of[c / 2][1], of_x[c], acc[j][c]);
+            }
         }
     }
 }
 
+__device__ __forceinline__ void write(void *out, const Part &part, int row, int token, int n, float y, float up) {
+    if (row >= part.rows) return;
+    long long at = (long long)token * n + part.column + row;
+    if (MODE == 0) ((u16 *)out)[at] = f32_to_half(y);
+    if (MODE == 1) ((u16 *)out)[at] = f32_to_half(half_to_f32(((u16 *)out)[at]) + y);
+    if (MODE == 2) ((u16 *)out)[at] = f32_to_half(y / (1.f + __expf(-y)) * up);
+    if (MODE == 3) ((float *)out)[at] = y;
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
     few_rows_packed(void *out, const u16 *x, const __grid_constant__ Parts parts, int m, int n, int k) {
-    extern __shared__ __align__(128) u8 shared[];  // the table, rings, barriers, partial sums
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP, g = lane / 4, t = lane % 4;
+    extern __shared__ __align__(128) u8 shared[];  // the table, the warps' rings and what belongs to them, x, its sums
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     int tiles = parts.part[PARTS_MAX - 1].end, units = (k + UNIT_K - 1) / UNIT_K;
-    u8 *ring = shared + (HAS_TABLE ? TABLE_BYTES : 0) + warp * WARP_BYTES;
+    u8 *rings = shared + (HAS_TABLE ? TABLE_BYTES : 0), *ring = rings + warp * WARP_BYTES;
     float4 *scales = (float4 *)(ring + DEPTH * SLOT);
     u32 barriers = shared_address(ring) + DEPTH * SLOT + SCALES_BYTES;
-    float *partial = (float *)(shared + (HAS_TABLE ? TABLE_BYTES : 0) + warps * WARP_BYTES);  // [2][warps][NT * 8][COLUMN]
     const u8 *table = shared + lane * 4;
 
-    int next_tile = warp < units ? blockIdx.x : tiles, next_unit = warp, bytes;
-    const u8 *next;
+    Cluster cluster = cluster_of();
+    int clusters = gridDim.x / cluster.blocks, id = blockIdx.x / cluster.blocks, sharers = cluster.blocks * WARPS;
+    int first_tile = tiles * id / clusters;
+    int own = (tiles * (id + 1) / clusters - first_tile) * units, as = cluster.rank * WARPS + warp;  // the cluster's units
+    int unit = own * as / sharers, end = own * (as + 1) / sharers, next = unit;
     auto part_of = [&](int tile) {
         int part = 0;
         while (tile >= parts.part[part].end) part++;
         return part;
     };
-    auto first_of = [&](int part) { return part ? parts.part[part - 1].end : 0; };
-    auto aim = [&]() {
-        if (next_tile >= tiles) return;
-        int part = part_of(next_tile);
-        bytes = parts.part[part].kind ? Format<TYPE1>::SIZE : Format<TYPE0>::SIZE;
-        next = parts.part[part].units + ((long long)(next_tile - first_of(part)) * units + next_unit) * bytes;
-    };
+    // Where unit `next` lies, and the first unit that is no longer behind it in memory.
+    const u8 *from;
+    int next_part = -1, part_end = 0, bytes;
     auto request = [&](int slot) {
-        if (next_tile < tiles) {
+        if (next < end) {
+            if (next >= part_end) {
+                next_part = part_of(first_tile + next / units);
+                int begin = next_part ? parts.part[next_part - 1].end : 0;
+                bytes = parts.part[next_part].kind ? Format<TYPE1>::SIZE : Format<TYPE0>::SIZE;
+                from = parts.part[next_part].units + ((long long)(first_tile - begin) * units + next) * bytes;
+                part_end = (parts.part[next_part].end - first_tile) * units;
+            }
             u8 *to = ring + slot * SLOT;
 #if BULK
             if (lane == 0) {
                 barrier_expect(barriers + slot * 8, bytes);
-                copy_bulk(shared_address(to), next, bytes, barriers + slot * 8);
+                copy_bulk(shared_address(to), from, bytes, barriers + slot * 8);
             }
 #else
-            for (int i = lane * 16; i < bytes; i += WARP * 16) copy_stream16(to + i, next + i);
+            for (int i = lane * 16; i < bytes; i += WARP * 16) copy_stream16(to + i, from + i);
 #endif
-            next_unit += warps;
-            next += warps * bytes;
-            if (next_unit >= units) {
-                next_unit = warp;
-                next_tile += gridDim.x;
-                aim();
-            }
+            from += bytes;
+            next++;
         }
 #if !BULK
         copy_async_commit();
 #endif
     };
-    aim();
 #if BULK
     if (lane == 0) {
 #pragma unroll
@@ -180,45 +235,74 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
 #pragma unroll
     for (int i = 0; i < DEPTH; i++) request(i);
     start_next();
-    if (HAS_TABLE) {
-        fill_table((u32 *)shared);
-        __syncthreads();
-    }
+    if (HAS_TABLE) fill_table((u32 *)shared);
     wait_previous();
 
     // Columns without a token repeat the last: nobody reads what comes of them.
     const u16 *columns[NT];
+    const float4 *x_sums[NT] = {};
+    int sums_stride = 0;
+#if NEAR
+    int row_bytes = (k * 2 + 127) / 128 * 128 + 64, pairs = (m + 1) / 2;  // columns g and g + 1 lie in other banks
+    u8 *near = rings + WARPS * WARP_BYTES;
+    float *sums = (float *)(near + m * row_bytes);  // [groups / 2][pairs][2 groups][2 columns]
+    for (int i = warp; i < units * m; i += WARPS) {
+        int token = i / units, at = i - token * units, piece = at * WARP + lane;
+        U4 v = {};
+        if (piece * 8 < k) {
+            v = load16(x + (long long)token * k + piece * 8);
+            *(U4 *)(near + token * row_bytes + piece * 16) = v;
+        }
+        if (HAS_MINS) {
+            // A unit's pieces lie in the lanes as if its groups were columns.
+            float of_x[4];
+            sum_x(of_x, v);
+            float *to = sums + ((at * (GROUPS / 2) + t) * pairs + token / 2) * 4 + token % 2;
+            if (g == 0) to[0] = of_x[0];
+            if (g == 0) to[2] = of_x[1];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+        columns[j] = (const u16 *)(near + min(j * 8 + g, m - 1) * row_bytes) + 8 * t;
+        x_sums[j] = (const float4 *)sums + min(j * 4 + t, pairs - 1);
+    }
+    sums_stride = pairs;
+#else
 #pragma unroll
     for (int j = 0; j < NT; j++) columns[j] = x + (long long)min(j * 8 + g, m - 1) * k + 8 * t;
-    int slot = 0, turn = 0, parity = 0;
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        float acc[NT][4];
+    if (HAS_TABLE) __syncthreads();
+#endif
+
+    // What this warp has of the tile that an earlier warp began, and of the last that it began itself.
+    float head[NT][4] = {}, acc[NT][4];
+    int slot = 0, parity = 0;
+    while (unit < end) {
+        int tile = unit / units, at = unit - tile * units, begin = at, stop = min(units, at + end - unit);
+        int part = part_of(first_tile + tile);
+        bool first = TYPE0 == TYPE1 || parts.part[part].kind == 0;
 #pragma unroll
         for (int j = 0; j < NT; j++)
 #pragma unroll
             for (int c = 0; c < 4; c++) acc[j][c] = 0.f;
-        int part = part_of(tile);
-        bool first = TYPE0 == TYPE1 || parts.part[part].kind == 0;
-        for (int unit = warp; unit < units; unit += warps) {
+        unit += stop - at;
+        for (; at < stop; at++) {
 #if BULK
             barrier_wait(barriers + slot * 8, parity);
 #else
             copy_async_wait<DEPTH - 1>();
             __syncwarp();
 #endif
-            const u16 *at[NT];
+            const u16 *x_at[NT];
+            const float4 *sums_at[NT];
 #pragma unroll
             for (int j = 0; j < NT; j++) {
-                at[j] = columns[j] + unit * UNIT_K - ((first ? Format<TYPE0>::HALVES : Format<TYPE1>::HALVES) ? 4 * t : 0);
-                // One address for all groups, instead of one worked out for each; the compiler no longer knows its space.
-                asm volatile("" : "+l"(at[j]));
+                x_at[j] = columns[j] + at * UNIT_K - ((first ? Format<TYPE0>::HALVES : Format<TYPE1>::HALVES) ? 4 * t : 0);
+                sums_at[j] = x_sums[j] + at * (GROUPS / 2) * sums_stride;
             }
-#ifdef NO_MATH
-            acc[0][0] += __uint_as_float(*(u32*)(ring + slot * SLOT + lane * 4));
-#else
-            if (first) multiply<TYPE0>(acc, ring + slot * SLOT, scales, table, at, k - unit * UNIT_K, lane);
-            else multiply<TYPE1>(acc, ring + slot * SLOT, scales, table, at, k - unit * UNIT_K, lane);
-#endif
+            if (first) multiply<TYPE0>(acc, ring + slot * SLOT, scales, table, x_at, sums_at, sums_stride, k - at * UNIT_K, lane);
+            else multiply<TYPE1>(acc, ring + slot * SLOT, scales, table, x_at, sums_at, sums_stride, k - at * UNIT_K, lane);
             __syncwarp();
             request(slot);
             if (++slot == DEPTH) {
@@ -226,33 +310,55 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
                 parity ^= 1;
             }
         }
-        // Two areas take turns: whoever still reads the last tile's sums does so before the barrier of this one.
-        float *sums = partial + turn * warps * NT * 8 * COLUMN, *mine = sums + warp * NT * 8 * COLUMN;
-        turn ^= 1;
+        if (begin > 0) {
 #pragma unroll
-        for (int j = 0; j < NT; j++)
+            for (int j = 0; j < NT; j++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) mine[(j * 8 + t * 2 + c % 2) * COLUMN + g + c / 2 * 8] = acc[j][c];
-        __syncthreads();
-        const Part &of = parts.part[part];
-        int row0 = (tile - first_of(part)) * OUTPUTS;
-        for (int i = threadIdx.x; i < m * OUTPUTS; i += blockDim.x) {
-            int row = row0 + i % OUTPUTS, token = i / OUTPUTS;
-            if (row >= of.rows) continue;
-            float y = 0.f, up = 0.f;
-            for (int p = 0; p < warps; p++) {
-                const float *from = sums + (p * NT * 8 + token) * COLUMN + i % OUTPUTS;
-                y += from[0];
-                if (MODE == 2) up += from[8];
-            }
-            long long at = (long long)token * n + of.column + row;
-            if (MODE == 0) ((u16 *)out)[at] = f32_to_half(y);
-            if (MODE == 1) ((u16 *)out)[at] = f32_to_half(half_to_f32(((u16 *)out)[at]) + y);
-            if (MODE == 2) ((u16 *)out)[at] = f32_to_half(y / (1.f + __expf(-y)) * up);
-            if (MODE == 3) ((float *)out)[at] = y;
+                for (int c = 0; c < 4; c++) head[j][c] = acc[j][c];
+        } else if (stop == units) {
+            const Part &of = parts.part[part];
+            int row = (first_tile + tile - (part ? parts.part[part - 1].end : 0)) * OUTPUTS + g;
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    int token = j * 8 + t * 2 + c % 2;
+                    if (token < m && (MODE != 2 || c < 2)) write(out, of, row + c / 2 * 8, token, n, acc[j][c], acc[j][c | 2]);
+                }
         }
     }
 #if !BULK
     copy_async_wait<0>();
 #endif
+    // The ring is read: its place takes the sums of tiles that warps share, [head, last][m][COLUMN].
+    float *mine = (float *)ring;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            int token = j * 8 + t * 2 + c % 2, row = g + c / 2 * 8;
+            if (token < m) {
+                mine[token * COLUMN + row] = head[j][c];
+                mine[(m + token) * COLUMN + row] = acc[j][c];
+            }
+        }
+    cluster_barrier(cluster);
+    for (int i = cluster.rank * WARPS * WARP + threadIdx.x; i < own / units * m * OUTPUTS; i += sharers * WARP) {
+        int row = i % OUTPUTS, token = i / OUTPUTS % m, tile = i / OUTPUTS / m;
+        // The last warp whose run begins at or before a unit has it.
+        int from = ((tile * units + 1) * sharers - 1) / own, to = ((tile + 1) * units * sharers - 1) / own;
+        if (from == to) continue;
+        float y = 0.f, up = 0.f;
+        for (int w = from; w <= to; w++) {
+            const float *sums = (const float *)(rings + w % WARPS * WARP_BYTES) + ((w == from ? m : 0) + token) * COLUMN + row;
+            if (cluster.blocks > 1) sums = of_block(sums, w / WARPS);
+            y += sums[0];
+            if (MODE == 2) up += sums[8];
+        }
+        int part = part_of(first_tile + tile), begin = part ? parts.part[part - 1].end : 0;
+        write(out, parts.part[part], (first_tile + tile - begin) * OUTPUTS + row, token, n, y, up);
+    }
+    // Nobody leaves while another still reads what it left.
+    if (cluster.blocks > 1) cluster_barrier(cluster);
 }

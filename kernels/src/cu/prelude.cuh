@@ -191,6 +191,24 @@ __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a
 }
 #endif
 
+// D[16,8] = A[16,16] B[16,8]: zeros need no registers.
+__device__ __forceinline__ void mma_zero(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if ARCH >= 800
+#ifdef TL_F16
+#define MMA_TYPES "f32.f16.f16.f32"
+#else
+#define MMA_TYPES "f32.bf16.bf16.f32"
+#endif
+    asm("mma.sync.aligned.m16n8k16.row.col." MMA_TYPES " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.f));
+#undef MMA_TYPES
+#else
+    d[0] = d[1] = d[2] = d[3] = 0.f;
+    mma(d, a0, a1, a2, a3, b0, b1);
+#endif
+}
+
 // --- FP8 e4m3 -------------------------------------------------------------------------------------------------------------
 
 #define E4M3_MAX 448.f

@@ -3,7 +3,7 @@
 //
 //   nvcc -std=c++17 -O1 tests/gpu/kernels/few_rows_packed.cu -o packed
 //   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin -DTYPE0=5 -DTYPE1=7 -DNT=1 -DMODE=0 -DDEPTH=2 -DWARPS=16 \
-//        -DBLOCKS=2 kernels/src/cu/few_rows_packed.cu -o 5-7-1-0-2-16-2.cubin
+//        -DBLOCKS=1 -DNEAR=1 -DTAIL=0 kernels/src/cu/few_rows_packed.cu -o 5-7-1-0-2-16-1-1.cubin
 //   ./packed *.cubin
 //
 // A file's name tells its flags in this order. Formats count as in packed.cuh. A line of times is one product as a decode
@@ -140,7 +140,7 @@ struct Parts {
 };
 
 struct Variant {
-    int type[2], nt, mode, depth, warps, blocks;
+    int type[2], nt, mode, depth, warps, blocks, near;
 };
 
 struct Matrix {
@@ -175,31 +175,39 @@ struct Launch {
     cudaKernel_t kernel;
     Variant v;
     cudaStream_t stream;
-    // As few idle turns as can be, then as many warps.
-    int warps(int k) const {
-        int units = (k + 255) / 256, best = std::min(v.warps, units);
-        for (int w = best; 2 * w > v.warps; w--)
-            if ((units + w - 1) / w * w < (units + best - 1) / best * best) best = w;
+    int blocks;  // 0: as many as the card holds
+    size_t shared(int m, int k) const {
+        int slot = std::max(SIZES[v.type[0]], SIZES[v.type[1]]), units = (k + 255) / 256;
+        bool table = std::max(v.type[0], v.type[1]) >= IQ4_NL;
+        size_t rings = (table ? 32768 : 0) + v.warps * (v.depth * slot + 1024 + (v.depth * 8 + 15) / 16 * 16);
+        return rings + (v.near ? m * ((k * 2 + 127) / 128 * 128 + 64) + units * 4 * ((m + 1) / 2) * 16 : 0);
+    }
+    bool fits(int m, int k) const { return shared(m, k) <= 227 * 1024; }
+    // Blocks that share their tiles, so that all have about as many.
+    int cluster(int tiles) const {
+        int best = 1;
+        auto turns = [&](int c) {
+            int sets = multiprocessors * v.blocks / c;
+            return (double)((tiles + sets - 1) / sets) / c;
+        };
+        for (int c : {2, 4, 8})
+            if (turns(c) < turns(best) && (c == 2 || tiles * c <= 96)) best = c;
         return best;
     }
-    int blocks(int k) const { return std::min(v.warps * v.blocks / warps(k), 227 * 1024 / (shared(k) + 1024)); }
-    int shared(int k) const { return shared_of(warps(k)); }
-    int shared_of(int w) const {
-        int slot = std::max(SIZES[v.type[0]], SIZES[v.type[1]]);
-        bool table = std::max(v.type[0], v.type[1]) >= IQ4_NL;
-        return (table ? 32768 : 0) + w * (v.depth * slot + 1024 + (v.depth * 8 + 15) / 16 * 16) + 2 * w * v.nt * 8 * 17 * 4;
-    }
     void run(void *out, const uint16_t *x, const Parts &parts, int m, int n, int k) const {
-        cudaLaunchAttribute overlap{};
-        overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        overlap.val.programmaticStreamSerializationAllowed = 1;
+        cudaLaunchAttribute attributes[2]{};
+        attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[0].val.programmaticStreamSerializationAllowed = 1;
+        attributes[1].id = cudaLaunchAttributeClusterDimension;
         cudaLaunchConfig_t config{};
-        config.gridDim = dim3(std::min(parts.part[3].end, multiprocessors * blocks(k)));
-        config.blockDim = dim3(warps(k) * 32);
-        config.dynamicSmemBytes = shared(k);
+        int tiles = parts.part[3].end, share = blocks ? 1 : cluster(tiles);
+        config.gridDim = dim3(std::min(tiles * share, blocks ? blocks : multiprocessors * v.blocks / share * share));
+        config.blockDim = dim3(v.warps * 32);
+        config.dynamicSmemBytes = shared(m, k);
         config.stream = stream;
-        config.attrs = &overlap;
-        config.numAttrs = 1;
+        attributes[1].val.clusterDim.x = share, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
+        config.attrs = attributes;
+        config.numAttrs = share > 1 ? 2 : 1;
         Parts copy = parts;
         void *args[] = {&out, &x, &copy, &m, &n, &k};
         CHECK(cudaLaunchKernelExC(&config, (const void *)kernel, args));
@@ -207,7 +215,7 @@ struct Launch {
 };
 
 bool check(const Launch &l, int k) {
-    const int counts[] = {80, 40};
+    const int counts[] = {560, 280};
     bool two = l.v.type[0] != l.v.type[1], silu = l.v.mode == 2, f32 = l.v.mode == 3, add = l.v.mode == 1;
     std::vector<Matrix> matrices;
     Parts parts{};
@@ -227,7 +235,7 @@ bool check(const Launch &l, int k) {
     int unwritten = 0;
     std::vector<std::vector<uint8_t>> first;
     for (int m : {1, 3, 8, 9, 16}) {
-        if (m > 8 * l.v.nt) continue;
+        if (m > 8 * l.v.nt || !l.fits(m, k)) continue;
         std::mt19937 local(7);
         std::normal_distribution<float> normal;
         std::vector<uint16_t> x((size_t)m * k), before((size_t)m * n);
@@ -296,9 +304,9 @@ void time(const Launch &l, int n, int k) {
     CHECK(cudaMemset(x, 0, 16 * k * 2));
     CHECK(cudaMemset(out, 0, (size_t)16 * n * 4));
     int outputs = l.v.mode == 2 ? n / 2 : n;
-    printf("%-7s nt %d mode %d depth %d warps %2d x %d as %2d x %d  %6d x %5d:", NAMES[type], l.v.nt, l.v.mode, l.v.depth, l.v.warps, l.v.blocks, l.warps(k),
-           l.blocks(k), n, k);
+    printf("%-7s nt %d mode %d depth %d warps %2d x %d near %d  %6d x %5d:", NAMES[type], l.v.nt, l.v.mode, l.v.depth, l.v.warps, l.v.blocks, l.v.near, n, k);
     for (int m : {8 * (l.v.nt - 1) + 1, 8 * l.v.nt}) {
+        if (!l.fits(m, k)) continue;
         cudaGraph_t graph;
         cudaGraphExec_t ready;
         CHECK(cudaStreamBeginCapture(l.stream, cudaStreamCaptureModeThreadLocal));
@@ -342,7 +350,7 @@ int main(int count, char **files) {
         const char *name = strrchr(files[i], '/') ? strrchr(files[i], '/') + 1 : files[i];
         Launch l{};
         Variant &v = l.v;
-        if (sscanf(name, "%d-%d-%d-%d-%d-%d-%d", &v.type[0], &v.type[1], &v.nt, &v.mode, &v.depth, &v.warps, &v.blocks) != 7) {
+        if (sscanf(name, "%d-%d-%d-%d-%d-%d-%d-%d", &v.type[0], &v.type[1], &v.nt, &v.mode, &v.depth, &v.warps, &v.blocks, &v.near) != 8) {
             printf("FAIL %s: not named by its flags\n", name);
             return 2;
         }
@@ -350,10 +358,12 @@ int main(int count, char **files) {
         cudaLibrary_t library;
         CHECK(cudaLibraryLoadFromFile(&library, files[i], nullptr, nullptr, 0, nullptr, nullptr, 0));
         CHECK(cudaLibraryGetKernel(&l.kernel, library, "few_rows_packed"));
-        CHECK(cudaFuncSetAttribute((const void *)l.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, l.shared_of(v.warps)));
+        CHECK(cudaFuncSetAttribute((const void *)l.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024));
         CHECK(cudaStreamCreate(&l.stream));
         bool wide = v.type[0] == Q4_K || (v.type[0] >= Q5_K && v.type[0] != IQ4_NL);
-        if (!getenv("NO_CHECK")) failed += !check(l, wide ? 1280 : 1120);
+        // One block: warps have whole tiles. Many: several warps share each.
+        for (l.blocks = 2; !getenv("NO_CHECK") && l.blocks-- > 0;) failed += !check(l, wide ? 1280 : 1120);
+        l.blocks = 0;
         if (v.mode == 3) failed += !check(l, 5120);
         if (v.type[0] != v.type[1] || getenv("NO_TIME")) continue;
         if (v.mode == 2) {

@@ -1,11 +1,11 @@
-//! `gpu-check [parity|blocks|speed|steps|profile|all|targets|smallest] [fp8|q4_k_m|..] [arch=N]`: the CUDA backend against the CPU one on small random
-//! models, then the speed table.
+//! `gpu-check [parity|blocks|speed|steps|profile|all|targets|smallest] [fp8|q4_k_m|..] [folder=DIR] [arch=N]`: the
+//! CUDA backend against the CPU one on small random models, then the speed table.
 //!
 //! Parity compares the logprobs of whole models over prefill chunks, mixed steps and decodes, forced along one token
 //! sequence, and that graphs, batches and chunk borders change nothing; `arch=70` runs an older card's code paths. Speed
 //! drives the backend of a full-size random model without HTTP and prints each figure with its share of the card's floor;
 //! `fp8` quantises its weights, the name of a GGUF mix makes them random blocks of it; `steps` shows what chunks of a prompt
-//! cost beside 16 decodes. `blocks` is the part of parity that is about block formats. `targets` compiles every kernel for
+//! cost beside 16 decodes. `folder=DIR`: `speed` and `profile` take the shape of that config.json instead of Qwen3-8B's. `blocks` is the part of parity that is about block formats. `targets` compiles every kernel for
 //! every card, and needs none. `smallest`
 //! runs each kernel once or twice, for compute-sanitizer.
 
@@ -18,6 +18,7 @@ mod smallest;
 mod speed;
 mod targets;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -30,16 +31,24 @@ struct Asked {
     /// Compute capability times ten.
     arch: Option<u32>,
     machines: Vec<u32>,
+    folder: Option<PathBuf>,
     /// Of `smallest`: only steps that need nothing of the library.
     few: bool,
 }
 
 fn asked() -> Result<Asked> {
-    let mut asked =
-        Asked { what: "all".into(), weights: speed::Weights::Half, arch: None, machines: Vec::new(), few: false };
+    let mut asked = Asked {
+        what: "all".into(),
+        weights: speed::Weights::Half,
+        arch: None,
+        machines: Vec::new(),
+        folder: None,
+        few: false,
+    };
     for word in std::env::args().skip(1) {
         match word.split_once('=') {
             Some(("arch", number)) => asked.arch = Some(number.parse().with_context(|| word.clone())?),
+            Some(("folder", path)) => asked.folder = Some(path.into()),
             _ if word == "few" => asked.few = true,
             _ if word == "fp8" => asked.weights = speed::Weights::Fp8,
             _ if Mix::named(&word).is_some() => {
@@ -79,7 +88,7 @@ fn main() -> ExitCode {
         }
     };
     let alone = match asked.what.as_str() {
-        "profile" => Some(speed::profile()),
+        "profile" => Some(speed::profile(&asked.weights, asked.folder.as_deref())),
         "steps" => Some(speed::steps(&asked.weights, &asked.machines)),
         "targets" => Some(targets::run(&asked.machines)),
         "smallest" => Some(smallest::run(asked.arch, asked.few)),
@@ -103,7 +112,7 @@ fn main() -> ExitCode {
         (passed, failed) = check(all, asked.arch);
     }
     if !matches!(asked.what.as_str(), "parity" | "blocks")
-        && let Err(error) = speed::run(&asked.weights)
+        && let Err(error) = speed::run(&asked.weights, asked.folder.as_deref())
     {
         failed += 1;
         println!("FAIL  speed: {error:#}");

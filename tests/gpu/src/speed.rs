@@ -1,5 +1,6 @@
 //! Step times of a full-size random model, with the share of the card's floor beside each.
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -49,26 +50,34 @@ pub enum Weights {
 
 impl Weights {
     /// The model, what loading makes of it, and a name for people.
-    fn model(&self, settings: &Settings) -> Result<(ModelSpec, Option<Quantization>, &str)> {
-        let plain = model::dummy::spec(settings, VOCAB, 1)?;
-        Ok(match self {
+    fn model(&self, plain: ModelSpec) -> (ModelSpec, Option<Quantization>, &str) {
+        match self {
             Self::Half => (plain, None, "bf16"),
             Self::Fp8 => (plain, Some(Quantization::Fp8), "FP8"),
             Self::Blocks(name, mix) => (model::dummy::quantised(plain, *mix), None, name.as_str()),
-        })
+        }
     }
 }
 
-pub fn run(weights: &Weights) -> Result<()> {
-    let settings = qwen3_8b();
+/// Random weights in the shape of a folder's config.json, or of Qwen3-8B.
+fn plain(folder: Option<&Path>, qwen3: &Settings) -> Result<ModelSpec> {
+    Ok(match folder {
+        Some(folder) => model::load_dummy(folder, 1)?.spec,
+        None => model::dummy::spec(qwen3, VOCAB, 1)?,
+    })
+}
+
+pub fn run(weights: &Weights, folder: Option<&Path>) -> Result<()> {
     let started = Instant::now();
-    let (spec, quantization, format) = weights.model(&settings)?;
+    let (spec, quantization, format) = weights.model(plain(folder, &qwen3_8b())?);
     let options =
         LoadOptions { seats: 128, max_rows: 8192, context_len: Some(40_960), quantization, ..LoadOptions::default() };
     let (mut backend, plan) = backend_cuda::load(&spec, &options, &CudaOptions::default(), &mut |_| {})?;
-    println!("Qwen3-8B {format}, random weights: ready in {:.1} s, {plan:?}", started.elapsed().as_secs_f64());
+    let name = folder.map_or("Qwen3-8B".into(), |folder| folder.display().to_string());
+    println!("{name} {format}, random weights: ready in {:.1} s, {plan:?}", started.elapsed().as_secs_f64());
     // Of the embedding a step reads a row for each token.
-    let embedding = spec.weights.iter().find(|weight| weight.rows == VOCAB).map_or(0, Weight::size_bytes);
+    let vocab = spec.weights.iter().map(|weight| weight.rows).max().unwrap_or(0);
+    let embedding = spec.weights.iter().find(|weight| weight.rows == vocab).map_or(0, Weight::size_bytes);
     let weights = plan.weights as f64 - embedding as f64;
     println!("{:<28} {:>10} {:>12} {:>8}", "cell", "ms", "tok/s", "floor");
     for (prompt, rows) in
@@ -91,7 +100,7 @@ pub fn run(weights: &Weights) -> Result<()> {
 /// Milliseconds of steps with 16 decodes and a chunk, by the chunk's rows and the tokens before it.
 pub fn steps(weights: &Weights, depths: &[u32]) -> Result<()> {
     let settings = Settings { context_len: 131_072, ..qwen3_8b() };
-    let (spec, quantization, _) = weights.model(&settings)?;
+    let (spec, quantization, _) = weights.model(plain(None, &settings)?);
     let options = LoadOptions { seats: 32, max_rows: 8192, quantization, ..LoadOptions::default() };
     let started = Instant::now();
     let (mut backend, _) = backend_cuda::load(&spec, &options, &CudaOptions::default(), &mut |_| {})?;
@@ -114,16 +123,20 @@ pub fn steps(weights: &Weights, depths: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// A few steps of two layers, for a profiler: one stream, eight, 128, a prefill of 8,000, and last, three times, 16 decodes
-/// with a chunk of 304 rows behind 50,000.
-pub fn profile() -> Result<()> {
+/// A few steps for a profiler: one stream, eight, 128; of two layers of Qwen3-8B also a prefill of 8,000, and last, three
+/// times, 16 decodes with a chunk of 304 rows behind 50,000.
+pub fn profile(weights: &Weights, folder: Option<&Path>) -> Result<()> {
     let settings = Settings { layers: 2, context_len: 131_072, ..qwen3_8b() };
-    let spec = model::dummy::spec(&settings, VOCAB, 1)?;
-    let options = LoadOptions { seats: 128, max_rows: 8192, kv_tokens: Some(120_000), ..LoadOptions::default() };
+    let (spec, quantization, _) = weights.model(plain(folder, &settings)?);
+    let options =
+        LoadOptions { seats: 128, max_rows: 8192, kv_tokens: Some(120_000), quantization, ..LoadOptions::default() };
     let cuda = CudaOptions { graphs: false, ..CudaOptions::default() };
     let (mut backend, _) = backend_cuda::load(&spec, &options, &cuda, &mut |_| {})?;
     for rows in [1, 8, 128] {
         decode(&mut backend, 200, rows)?;
+    }
+    if folder.is_some() {
+        return Ok(());
     }
     prefill(&mut backend, 8000, 8192)?;
     let mut driver = Driver::new(&mut backend);

@@ -66,7 +66,7 @@ fn mistakes_end_the_start() {
     for (config, needle) in [
         ("[engine.a]\nsource = \"script:s.json\"\nfoo = 1", "unknown field `foo`"),
         ("[engine.a]\nsource = \"script:s.json\"\n[[model]]\nname = \"m\"\noutput = [\"nope\"]", "`nope`"),
-        ("[engine.a]\nsource = \"script:s.json\"\n[plugin.jinja]\nsha256 = \"00\"", "pins sha256 00"),
+        ("[engine.a]\nsource = \"script:s.json\"\n[plugin.jinja]\nsha256 = \"00\"", "is pinned to sha256 00"),
         ("[engine.a]\nsource = \"script:bad.json\"", "unknown field `nothing`"),
     ] {
         let files = [("s.json", r#"{"responses":[{"text":"x"}]}"#), ("bad.json", r#"{"nothing":1}"#)];

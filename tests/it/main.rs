@@ -13,6 +13,7 @@ mod sched;
 mod stream;
 mod swap;
 mod tools;
+mod trust;
 
 use serde_json::{Value, json};
 use testkit::fold::{Folded, fold};

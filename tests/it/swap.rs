@@ -9,20 +9,25 @@ use testkit::TestServer;
 
 use crate::script;
 
-const KEY: &str = "operator-key";
-const CALL: &str = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
-const CASE: &str = r#"{"id": "own", "area": "tool", "title": "A call", "input": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}], "tool_choice": "auto", "deltas": ["<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>"], "engine_finish_reason": "stop"}, "expected": {"content": null, "tool_calls": [{"index": 0, "name": "f", "arguments": {}}], "finish_reason": "tool_calls"}}"#;
+pub const KEY: &str = "operator-key";
+pub const CALL: &str = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+pub const CASE: &str = r#"{"id": "own", "area": "tool", "title": "A call", "input": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}], "tool_choice": "auto", "deltas": ["<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>"], "engine_finish_reason": "stop"}, "expected": {"content": null, "tool_calls": [{"index": 0, "name": "f", "arguments": {}}], "finish_reason": "tool_calls"}}"#;
 
-fn sha256(bytes: &[u8]) -> String {
+pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A server with keys and a plugin folder; `stage` is its one output stage.
 fn server(stage: &str, responses: Value) -> anyhow::Result<(TestServer, tempfile::TempDir)> {
+    server_with(stage, responses, "")
+}
+
+/// The same with more lines in `[server]`.
+pub fn server_with(stage: &str, responses: Value, more: &str) -> anyhow::Result<(TestServer, tempfile::TempDir)> {
     let plugins = tempfile::tempdir()?;
     let dir = plugins.path().display();
     let config = format!(
-        "[server]\nkeys_file = \"keys.toml\"\nplugins_dir = \"{dir}\"\n[engine.e]\nsource = \"script:s.json\"\n\
+        "[server]\nkeys_file = \"keys.toml\"\nplugins_dir = \"{dir}\"\n{more}\n[engine.e]\nsource = \"script:s.json\"\n\
          [[model]]\nname = \"m\"\nengine = \"e\"\noutput = [\"{stage}\"]\n"
     );
     let admin = format!("[[key]]\nsha256 = \"{}\"\ntenant = \"op\"\nadmin = true\n", sha256(KEY.as_bytes()));
@@ -32,24 +37,24 @@ fn server(stage: &str, responses: Value) -> anyhow::Result<(TestServer, tempfile
 }
 
 /// Puts a component, its manifest and one case into the folder.
-fn put(folder: &Path, name: &str, wasm: &[u8], manifest: &str, case: &str) -> anyhow::Result<String> {
+pub fn put(folder: &Path, name: &str, wasm: &[u8], manifest: &str, case: &str) -> anyhow::Result<String> {
     std::fs::write(folder.join(format!("{name}.wasm")), wasm)?;
     std::fs::write(folder.join(format!("{name}.toml")), manifest)?;
     std::fs::write(folder.join(format!("{name}.cases.jsonl")), case)?;
     Ok(sha256(wasm))
 }
 
-fn bundled(name: &str) -> anyhow::Result<(Vec<u8>, String)> {
+pub fn bundled(name: &str) -> anyhow::Result<(Vec<u8>, String)> {
     let dist = testkit::repository().join("plugins/dist");
     Ok((std::fs::read(dist.join(format!("{name}.wasm")))?, std::fs::read_to_string(dist.join(format!("{name}.toml")))?))
 }
 
-fn post(server: &TestServer, path: &str, key: &str, body: &Value) -> anyhow::Result<testkit::Answer> {
+pub fn post(server: &TestServer, path: &str, key: &str, body: &Value) -> anyhow::Result<testkit::Answer> {
     server.post_with(path, &[("authorization", &format!("Bearer {key}"))], &body.to_string())
 }
 
 /// Content and the name of the first call of a chat answer.
-fn answer(server: &TestServer) -> anyhow::Result<(String, String)> {
+pub fn answer(server: &TestServer) -> anyhow::Result<(String, String)> {
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "go"}], "tools": tools});
     let answer = post(server, "/v1/chat/completions", "user-key", &body)?;
@@ -123,6 +128,14 @@ fn differences_in_the_shadow_period_refuse() -> anyhow::Result<()> {
     })?;
     assert_eq!(verdict.status, 422, "{}", verdict.text);
     assert!(verdict.error_message().contains("came out differently"), "{}", verdict.text);
+    // The difference quotes an answer: tenants see that there was one, the operator what it was.
+    let seen = |key: &str| -> anyhow::Result<Value> {
+        let listed = server.get_with("/plugins", &[("authorization", &format!("Bearer {key}"))])?.json();
+        let rows = listed["data"].as_array().cloned().unwrap_or_default();
+        Ok(rows.into_iter().map(|row| row["exchange"].clone()).find(Value::is_object).unwrap_or_default())
+    };
+    assert_eq!((&seen("user-key")?["state"], &seen("user-key")?["why"]), (&json!("refused"), &Value::Null));
+    assert!(seen(KEY)?["why"].as_str().is_some_and(|why| why.contains("live [")), "{}", seen(KEY)?);
     assert_eq!(answer(&server)?.1, "");
     Ok(())
 }
@@ -141,7 +154,7 @@ fn a_stage_that_traps_is_taken_back() -> anyhow::Result<()> {
     let live = post(&server, "/plugins/m/output", KEY, &order)?;
     assert_eq!(live.status, 200, "{}", live.text);
     let state = || -> anyhow::Result<String> {
-        let listed = agent_get(&server)?;
+        let listed = listed(&server)?;
         let rows = listed["data"].as_array().cloned().unwrap_or_default();
         let state = rows.iter().find_map(|row| row["exchange"]["state"].as_str());
         Ok(state.unwrap_or_default().to_owned())
@@ -155,6 +168,61 @@ fn a_stage_that_traps_is_taken_back() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn agent_get(server: &TestServer) -> anyhow::Result<Value> {
+pub fn listed(server: &TestServer) -> anyhow::Result<Value> {
     Ok(server.get_with("/plugins", &[("authorization", "Bearer user-key")])?.json())
+}
+
+const SCHEDULE: &str = r#"{"id": "own", "area": "schedule", "title": "One request ends", "input": {"seats": 1, "token_budget": 64, "requests": [{"name": "a", "prompt_tokens": 10, "max_new_tokens": 2}]}, "expected": {"finish_order": ["a"]}}"#;
+
+/// The row of the place of schedulers in `GET /plugins`, and what its last exchange came to.
+fn scheduler_place(server: &TestServer) -> anyhow::Result<(Value, Value)> {
+    let listed = listed(server)?;
+    let find = |list: &Value, is: &dyn Fn(&Value) -> bool| {
+        list.as_array().into_iter().flatten().find(|row| is(row)).cloned().unwrap_or_default()
+    };
+    let place = find(&listed["places"], &|place| place["kind"] == "scheduler");
+    let exchange = find(&listed["data"], &|row| row["exchange"]["kind"] == "scheduler");
+    Ok((place, exchange["exchange"].clone()))
+}
+
+/// A scheduler passes the conformance set, decides beside the live one for a while, then in its place.
+#[test]
+fn a_scheduler_is_exchanged_and_brought_back() -> anyhow::Result<()> {
+    let (server, plugins) = server("hermes", json!({"text": "word ".repeat(50)}))?;
+    let (wasm, manifest) = bundled("priority")?;
+    let digest = put(plugins.path(), "policy", &wasm, &manifest, SCHEDULE)?;
+    let order = json!({"file": "policy.wasm", "sha256": digest, "shadow_streams": 10});
+    let live = std::thread::scope(|scope| {
+        let exchange = scope.spawn(|| post(&server, "/plugins/e/scheduler", KEY, &order));
+        while !exchange.is_finished() {
+            assert_eq!(answer(&server).map(|(text, _)| text).unwrap_or_default(), "word ".repeat(50));
+        }
+        exchange.join().expect("no panic")
+    })?;
+    assert_eq!((live.status, live.json()["state"].as_str()), (200, Some("live")), "{}", live.text);
+    assert!(live.json()["shadow"]["compared"].as_u64() >= Some(10), "{}", live.text);
+    answer(&server)?;
+    let (place, _) = scheduler_place(&server)?;
+    assert_eq!((&place["chain"][0]["name"], &place["state"]), (&json!("priority"), &json!("active")), "{place}");
+    let back = post(&server, "/plugins/e/scheduler/rollback", KEY, &json!({}))?;
+    assert_eq!(back.json()["state"], "rolled-back", "{}", back.text);
+    answer(&server)?;
+    assert_eq!(scheduler_place(&server)?.0["chain"][0]["name"], "stall-free");
+    Ok(())
+}
+
+/// One that loses requests is refused by the conformance set, and the live one goes on.
+#[test]
+fn a_bad_scheduler_is_refused() -> anyhow::Result<()> {
+    let (server, plugins) = server("hermes", json!({"text": "word ".repeat(50)}))?;
+    let wasm = std::fs::read(testkit::repository().join("plugins/fixtures/dist/scheduler.wasm"))?;
+    let manifest = "name = \"hostile-scheduler\"\nversion = \"0.1.0\"\nkind = \"scheduler\"\nwit = \"tokenloom:scheduler@0.1.0\"\n";
+    let digest = put(plugins.path(), "bad", &wasm, manifest, SCHEDULE)?;
+    let order = json!({"file": "bad.wasm", "sha256": digest, "shadow_seconds": 0});
+    let refused = post(&server, "/plugins/e/scheduler", KEY, &order)?;
+    assert_eq!(refused.status, 422);
+    assert!(refused.error_message().contains("case `conformance-"), "{}", refused.text);
+    assert_eq!(answer(&server)?.0, "word ".repeat(50));
+    assert_eq!(scheduler_place(&server)?.0["chain"][0]["name"], "stall-free");
+    Ok(())
 }

@@ -75,6 +75,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("tokenizers", &["text"]),
     ("llguidance", &["grammar"]),
     ("wit-component", &["kit"]),
+    ("ring", &["plugin-host"]),
 ];
 
 const FILE_LINES_MAX: usize = 600;

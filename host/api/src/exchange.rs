@@ -36,11 +36,13 @@ pub struct ExchangeOrder {
     /// The stage of the chain that it takes the place of; `None`: the only one, or the one of the same name.
     pub replaces: Option<String>,
     pub settings: Option<Map<String, Value>>,
-    /// The candidate runs beside the live one until this many streams were compared, or for this long.
+    /// The candidate runs beside the live one until this many streams (of a scheduler: decisions) were compared, or for
+    /// this long.
     pub shadow_streams: u64,
     pub shadow_time: Duration,
-    /// More differences than these refuse the candidate.
-    pub differences_max: u64,
+    /// More differences than these refuse the candidate; `None`: none is allowed, and any number of a scheduler, whose
+    /// decisions may differ.
+    pub differences_max: Option<u64>,
 }
 
 impl ExchangeOrder {
@@ -53,12 +55,10 @@ impl ExchangeOrder {
         }
         let replaces = fields.string("replaces", NAME_BYTES_MAX)?;
         let settings = fields.object("settings")?;
-        let mut count = |name: &str, default: u32, most: u32| {
-            fields.count(name, 0..=most).map(|count| u64::from(count.unwrap_or(default)))
-        };
-        let shadow_streams = count("shadow_streams", 20, SHADOW_STREAMS_MAX)?;
-        let shadow_time = Duration::from_secs(count("shadow_seconds", 30, SHADOW_SECONDS_MAX)?);
-        let differences_max = count("differences_max", 0, SHADOW_STREAMS_MAX)?;
+        let mut count = |name: &str, most: u32| fields.count(name, 0..=most).map(|count| count.map(u64::from));
+        let shadow_streams = count("shadow_streams", SHADOW_STREAMS_MAX)?.unwrap_or(20);
+        let shadow_time = Duration::from_secs(count("shadow_seconds", SHADOW_SECONDS_MAX)?.unwrap_or(30));
+        let differences_max = count("differences_max", SHADOW_STREAMS_MAX)?;
         if let Some((name, _)) = fields.into_rest().first() {
             return Err(ApiError::field(Code::UnknownField, name, "there is no such field in an exchange"));
         }
@@ -113,7 +113,7 @@ mod tests {
         let sha256 = "a".repeat(64);
         let order = read(&format!(r#"{{"file": "x.wasm", "sha256": "{sha256}", "shadow_seconds": 0}}"#));
         let order = order.expect("a good body");
-        assert_eq!((order.shadow_streams, order.shadow_time, order.differences_max), (20, Duration::ZERO, 0));
+        assert_eq!((order.shadow_streams, order.shadow_time, order.differences_max), (20, Duration::ZERO, None));
         for (body, needle) in [
             (r#"{"sha256": "x"}"#.to_owned(), "file"),
             (r#"{"file": "x.wasm", "sha256": "x"}"#.to_owned(), "64 lower-case hex digits"),

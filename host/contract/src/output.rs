@@ -153,6 +153,10 @@ pub struct Constraint {
 /// The plugin kind *output stage*: one loaded stage, shared by all streams of a model.
 pub trait OutputStage: Send + Sync {
     fn name(&self) -> &str;
+    /// Which loaded plugin answers here, as `GET /plugins` numbers them; 0: none does.
+    fn serial(&self) -> u64 {
+        0
+    }
     fn requirements(&self) -> &Requirements;
     /// Called once per request that has tools; may answer with a grammar.
     fn constrain(&self, request: &StageRequest) -> Result<Option<Constraint>, PluginError>;

@@ -179,6 +179,10 @@ pub enum PolicyError {
 /// A policy has no clock and no randomness: times and step numbers are arguments, so a recorded trace replays exactly.
 pub trait SchedulePolicy: Send {
     fn name(&self) -> &str;
+    /// Which loaded plugin answers here, as `GET /plugins` numbers them; 0: none does.
+    fn serial(&self) -> u64 {
+        0
+    }
     /// At load, after an exchange, after a failure: forget everything and start from here.
     fn resync(&mut self, full: &Snapshot) -> Result<(), PolicyError>;
     fn step(&mut self, delta: &Delta) -> Result<Decision, PolicyError>;

@@ -20,6 +20,10 @@ pub struct Rendered {
 /// The plugin kind *template*: a pure function of the normalised request.
 pub trait ChatTemplate: Send + Sync {
     fn name(&self) -> &str;
+    /// Which loaded plugin answers here, as `GET /plugins` numbers them; 0: none does.
+    fn serial(&self) -> u64 {
+        0
+    }
 
     /// `request_json` holds `messages, tools, documents, add_generation_prompt, continue_final_message, kwargs, now`.
     /// Called once per request on a request thread; may take milliseconds, never blocks on anything outside.

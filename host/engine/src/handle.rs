@@ -11,6 +11,7 @@ use tokio::sync::mpsc as out;
 
 use crate::config::EngineLimits;
 use crate::message::{Msg, Submission};
+use crate::observe::Observer;
 use crate::pool::{Pool, Pooled, Pooling};
 use crate::status::{EngineStatus, Shared, Stopped};
 
@@ -117,6 +118,12 @@ impl Handle {
     pub fn swap_policy(&self, policy: Box<dyn SchedulePolicy>) {
         // A stopped engine has no policy to exchange.
         let _ = self.inner.mailbox.send(Msg::SwapPolicy(policy));
+    }
+
+    /// Shows the policy's decisions until the other end is dropped; one observer at a time.
+    pub fn observe(&self, observer: Observer) {
+        // A stopped engine decides nothing.
+        let _ = self.inner.mailbox.send(Msg::Observe(observer));
     }
 
     /// Stops the engine after the step that runs; every request that is still open ends as `Shutdown`.

@@ -12,6 +12,7 @@ mod launch;
 mod live;
 mod message;
 mod metrics;
+mod observe;
 mod policy;
 mod pool;
 mod run;
@@ -23,6 +24,7 @@ mod tests;
 
 pub use config::{EngineConfig, EngineLimits, EngineParts};
 pub use handle::{Generation, Handle, SubmitError};
+pub use observe::{Observation, Observations, Observer, observer};
 pub use pool::{Pooled, Pooling};
 pub use status::{EngineStatus, PolicyState};
 
@@ -53,24 +55,28 @@ pub fn start(parts: EngineParts, registry: &mut Registry) -> Result<Handle, Engi
     let EngineParts { backend, policy, config } = parts;
     let caps = backend.caps().clone();
     let scheduler = scheduler_for(&caps, &config)?;
-    let shared = Arc::new(Shared::new(EngineLimits {
-        context_len: caps.context_len,
-        kv_tokens: u64::from(caps.pages) * u64::from(PAGE_TOKENS),
-        pages: caps.pages,
-        page_tokens: PAGE_TOKENS,
-        seats: caps.seats,
-        max_rows: caps.max_rows,
-        vocab: caps.vocab,
-        pools: backend.pools(),
-        scores: backend.scores(),
-        max_queued: config.max_queued,
-    }));
+    let shared = Arc::new(Shared::new(
+        &config.name,
+        EngineLimits {
+            context_len: caps.context_len,
+            kv_tokens: u64::from(caps.pages) * u64::from(PAGE_TOKENS),
+            pages: caps.pages,
+            page_tokens: PAGE_TOKENS,
+            seats: caps.seats,
+            max_rows: caps.max_rows,
+            vocab: caps.vocab,
+            pools: backend.pools(),
+            scores: backend.scores(),
+            max_queued: config.max_queued,
+        },
+    ));
     let (sender, mailbox) = mpsc::channel();
     let mut engine = Engine {
         metrics: metrics::Metrics::register(registry, &config.name, caps.pages),
         budget: budget::Budget::new(caps.max_rows),
         lives: live::Lives::new(Arc::clone(&shared)),
         policy: policy::PolicySeat::new(config.policy_deadline),
+        observer: None,
         shared: Arc::clone(&shared),
         flights: VecDeque::new(),
         scratch: launch::Scratch::default(),

@@ -10,6 +10,7 @@ use contract::generation::{Request, TokenEvent};
 use contract::policy::SchedulePolicy;
 use tokio::sync::mpsc::Sender;
 
+use crate::observe::Observer;
 use crate::pool::Pool;
 
 pub(crate) enum Msg {
@@ -19,6 +20,8 @@ pub(crate) enum Msg {
     /// The client took an event while some request was parked.
     Drained(u64),
     SwapPolicy(Box<dyn SchedulePolicy>),
+    /// Somebody wants to see what the policy decides.
+    Observe(Observer),
     Shutdown,
 }
 

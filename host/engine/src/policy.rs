@@ -26,6 +26,7 @@ pub(crate) struct PolicySeat {
     previous: Option<Box<dyn SchedulePolicy>>,
     /// Stays after the policy was benched, for the status.
     name: String,
+    serial: u64,
     deadline: Duration,
     resync: bool,
     /// Until then a delta that lists nothing is not worth a call: the policy said so.
@@ -40,6 +41,7 @@ impl PolicySeat {
             policy: None,
             previous: None,
             name: NATIVE.into(),
+            serial: 0,
             deadline,
             resync: false,
             rests_until_us: 0,
@@ -53,12 +55,13 @@ impl PolicySeat {
         let state = if policy.is_some() { PolicyState::Active } else { PolicyState::Native };
         self.seat(policy);
         shared.strikes.store(0, std::sync::atomic::Ordering::Relaxed);
-        shared.set_policy(&self.name, state, None);
+        shared.set_policy((&self.name, self.serial), state, None);
     }
 
     /// From the next step on this policy decides, from a snapshot.
     fn seat(&mut self, policy: Option<Box<dyn SchedulePolicy>>) {
         self.name = policy.as_ref().map_or_else(|| NATIVE.into(), |policy| policy.name().to_owned());
+        self.serial = policy.as_ref().map_or(0, |policy| policy.serial());
         self.resync = policy.is_some();
         self.rests_until_us = 0;
         (self.strikes, self.good) = (0, 0);
@@ -110,13 +113,13 @@ impl PolicySeat {
             tracing::error!("{error}; strike {strikes} of {STRIKES_MAX}: scheduler `{}` decides again", self.name);
             let why = format!("scheduler `{failed}` was exchanged back after {strikes} strikes ({error})");
             shared.strikes.store(0, std::sync::atomic::Ordering::Relaxed);
-            shared.set_policy(&self.name, PolicyState::Returned, Some(why));
+            shared.set_policy((&self.name, self.serial), PolicyState::Returned, Some(why));
             return;
         }
         tracing::error!("{error}; strike {strikes} of {STRIKES_MAX}: fcfs decides until another policy is loaded");
         self.policy = None;
         scheduler.without_policy();
-        shared.set_policy(&self.name, PolicyState::Benched, Some(error.to_string()));
+        shared.set_policy((&self.name, self.serial), PolicyState::Benched, Some(error.to_string()));
     }
 
     pub fn name(&self) -> &str {

@@ -23,6 +23,7 @@ use crate::launch::{Flight, Scratch};
 use crate::live::{Live, Lives};
 use crate::message::{Msg, Submission};
 use crate::metrics::Metrics;
+use crate::observe::Observer;
 use crate::policy::PolicySeat;
 use crate::score::Score;
 use crate::status::Shared;
@@ -67,6 +68,7 @@ pub(crate) struct Engine {
     pub(crate) flights: VecDeque<Flight>,
     pub(crate) scratch: Scratch,
     pub(crate) policy: PolicySeat,
+    pub(crate) observer: Option<Observer>,
     pub(crate) mailbox: Receiver<Msg>,
     /// Seats whose request the backend did not take; they are not to be released.
     pub(crate) unbound: Vec<Seat>,
@@ -114,6 +116,7 @@ impl Engine {
                     self.policy.load(Some(policy), &self.shared);
                     tracing::info!(policy = self.policy.name(), "the scheduler was exchanged");
                 }
+                Msg::Observe(observer) => self.observer = Some(observer),
                 Msg::Shutdown => return Ok(false),
             }
         }
@@ -258,6 +261,7 @@ impl Engine {
             Ok(None) => None,
             Ok(Some(decision)) => {
                 self.metrics.policy_seconds.observe(start.elapsed().as_secs_f64());
+                self.observer = self.observer.take().filter(|one| one.see(&self.scheduler, &tick, &decision));
                 match self.scheduler.plan(&tick, Advice::Policy(&decision)) {
                     Ok(_) => return self.policy.good(&self.shared),
                     Err(invalid) => {

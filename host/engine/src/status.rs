@@ -23,9 +23,21 @@ pub enum PolicyState {
     Benched,
 }
 
+impl PolicyState {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Active => "active",
+            Self::Returned => "returned",
+            Self::Benched => "benched",
+        }
+    }
+}
+
 /// A snapshot for readiness, metrics and people.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineStatus {
+    pub name: String,
     pub waiting: u32,
     pub running: u32,
     pub pages_used: u32,
@@ -35,6 +47,8 @@ pub struct EngineStatus {
     pub last_token_age: Option<Duration>,
     pub steps: u64,
     pub policy: String,
+    /// [`SchedulePolicy::serial`](contract::policy::SchedulePolicy::serial) of who decides.
+    pub policy_serial: u64,
     pub policy_state: PolicyState,
     pub strikes: u32,
     /// One sentence per fallback that runs; empty when all is well.
@@ -46,6 +60,7 @@ pub struct EngineStatus {
 /// The texts change rarely: with a policy, and once at the end.
 struct Texts {
     policy: String,
+    policy_serial: u64,
     policy_state: PolicyState,
     last_strike: Option<String>,
     fault: Option<String>,
@@ -69,6 +84,7 @@ impl Stopped {
 }
 
 pub(crate) struct Shared {
+    name: String,
     pub limits: EngineLimits,
     start: Instant,
     next_id: AtomicU64,
@@ -93,8 +109,9 @@ pub(crate) struct Shared {
 const RETRY_AFTER_S_MAX: u64 = 60;
 
 impl Shared {
-    pub fn new(limits: EngineLimits) -> Self {
+    pub fn new(name: &str, limits: EngineLimits) -> Self {
         Self {
+            name: name.to_owned(),
             limits,
             start: Instant::now(),
             next_id: AtomicU64::new(0),
@@ -110,6 +127,7 @@ impl Shared {
             last_token_us: AtomicU64::new(0),
             texts: Mutex::new(Texts {
                 policy: String::new(),
+                policy_serial: 0,
                 policy_state: PolicyState::Native,
                 last_strike: None,
                 fault: None,
@@ -150,10 +168,11 @@ impl Shared {
         self.last_token_us.store(us + 1, Ordering::Relaxed);
     }
 
-    pub fn set_policy(&self, name: &str, state: PolicyState, last_strike: Option<String>) {
+    pub fn set_policy(&self, (name, serial): (&str, u64), state: PolicyState, last_strike: Option<String>) {
         let mut texts = self.texts();
         texts.policy.clear();
         texts.policy.push_str(name);
+        texts.policy_serial = serial;
         texts.policy_state = state;
         texts.last_strike = last_strike;
     }
@@ -190,6 +209,7 @@ impl Shared {
         }
         let last = self.last_token_us.load(Ordering::Relaxed);
         EngineStatus {
+            name: self.name.clone(),
             waiting: self.waiting.load(Ordering::Relaxed),
             running: self.running.load(Ordering::Relaxed),
             pages_used: self.pages_used.load(Ordering::Relaxed),
@@ -198,6 +218,7 @@ impl Shared {
             last_token_age: (last > 0).then(|| Duration::from_micros(self.elapsed_us().saturating_sub(last - 1))),
             steps: self.steps.load(Ordering::Relaxed),
             policy: texts.policy.clone(),
+            policy_serial: texts.policy_serial,
             policy_state: texts.policy_state,
             strikes,
             degraded,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::bundled::Catalogue;
+use crate::signature::PublicKeys;
 
 /// Where a component comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +109,10 @@ pub struct HostConfig {
     pub tick: Duration,
     /// Refuse a component whose manifest does not pin its digest.
     pub require_digest: bool,
+    /// Refuse a file that none of [`HostConfig::signers`] has signed. What is inside the binary needs no signature.
+    pub require_signature: bool,
+    /// Whose signatures count.
+    pub signers: PublicKeys,
     /// Largest component; 16 MiB unless the operator says up to 64.
     pub component_bytes_max: u64,
     /// Compiling happens once, at load.
@@ -127,6 +132,8 @@ impl Default for HostConfig {
             cache_dir: None,
             tick: Duration::from_millis(1),
             require_digest: false,
+            require_signature: false,
+            signers: PublicKeys::new(),
             component_bytes_max: COMPONENT_BYTES_DEFAULT,
             compile_timeout: Duration::from_secs(120),
             configure_timeout: Duration::from_secs(1),

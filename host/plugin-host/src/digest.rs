@@ -14,6 +14,16 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The bytes of an even number of lower-case hex digits.
+pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digit = |c: u8| char::from(c).to_digit(16).filter(|_| !c.is_ascii_uppercase());
+    let pair = |pair: &[u8]| match pair {
+        [high, low] => u8::try_from(digit(*high)? << 4 | digit(*low)?).ok(),
+        _ => None,
+    };
+    text.as_bytes().chunks(2).map(pair).collect()
+}
+
 /// HMAC (RFC 2104) with SHA-256 over several parts, each preceded by its length.
 pub(crate) fn keyed(key: &Sha, parts: &[&[u8]]) -> Sha {
     let pad = |with: u8| -> Vec<u8> {

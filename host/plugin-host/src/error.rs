@@ -38,6 +38,14 @@ pub enum PluginLoadError {
         "plugin `{plugin}` is pinned to sha256 {expected}, and the component is {found}; if that is the one you want, pin it"
     )]
     WrongPin { plugin: String, expected: String, found: String },
+    #[error(
+        "plugin `{plugin}` is not signed and the config says `require_signature = true`; trusted are the keys of {trusted}; sign it with `tokenloom plugin sign {plugin}.wasm --key FILE`"
+    )]
+    SignatureRequired { plugin: String, trusted: String },
+    #[error(
+        "plugin `{plugin}` has a signature that no trusted key made of sha256 {found}; trusted are the keys of {trusted}; sign this component with one of them (`tokenloom plugin sign {plugin}.wasm --key FILE`), or add its signer to `plugin_keys` in the server's config"
+    )]
+    SignatureForeign { plugin: String, found: String, trusted: String },
     #[error("plugin `{plugin}` does not compile: {message}")]
     Compile { plugin: String, message: String },
     #[error("plugin `{plugin}` was not compiled within {limit:?}; make it smaller or raise `compile_timeout_s`")]

@@ -1,6 +1,7 @@
 //! [`PluginHost`]: one per process, loads plugins and knows how they fare.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use contract::output::OutputStage;
@@ -38,18 +39,24 @@ pub struct PluginHost {
     /// Compiled components of this process by digest and engine, so that two models with the same parser share code.
     compiled: Mutex<HashMap<(Sha, bool), Component>>,
     plugins: Mutex<Vec<Weak<Plugin>>>,
+    serials: AtomicU64,
 }
 
 /// A server has a handful of plugins; a long-lived one that swaps them must not keep all code for ever.
 const COMPILED_MAX: usize = 32;
 
 /// A plugin that may be instantiated.
+#[derive(Clone)]
 struct Ready {
     plugin: Arc<Plugin>,
     pre: InstancePre<StoreData>,
     /// Whether the component's own name is to be held against the manifest's.
     has_manifest: bool,
 }
+
+/// A scheduler that was read once: its policies do not depend on what becomes of its file.
+#[derive(Clone)]
+pub struct SchedulerPlugin(Ready);
 
 impl PluginHost {
     /// Starts the deadline ticker and registers the plugin metrics.
@@ -75,6 +82,7 @@ impl PluginHost {
             cache,
             compiled: Mutex::new(HashMap::new()),
             plugins: Mutex::new(Vec::new()),
+            serials: AtomicU64::new(0),
             config,
         })
     }
@@ -116,18 +124,35 @@ impl PluginHost {
         grant: &Grants,
         settings_json: Option<&str>,
     ) -> Result<Box<dyn SchedulePolicy>, PluginLoadError> {
-        let ready = self.ready(source, Kind::Scheduler, grant, settings_json)?;
-        let pre = SchedulerPluginPre::new(ready.pre).map_err(|e| signature(&ready.plugin.name, &e))?;
-        let policy = WasmPolicy::load(ready.plugin.clone(), pre, self.config.configure_timeout, ready.has_manifest)?;
-        self.loaded(&ready.plugin);
+        self.policy(&self.scheduler(source, grant, settings_json)?)
+    }
+
+    /// Reads, checks and compiles a scheduler, of which [`PluginHost::policy`] makes policies.
+    pub fn scheduler(
+        &self,
+        source: &PluginSource,
+        grant: &Grants,
+        settings_json: Option<&str>,
+    ) -> Result<SchedulerPlugin, PluginLoadError> {
+        Ok(SchedulerPlugin(self.ready(source, Kind::Scheduler, grant, settings_json)?))
+    }
+
+    /// A policy with figures of its own.
+    pub fn policy(&self, scheduler: &SchedulerPlugin) -> Result<Box<dyn SchedulePolicy>, PluginLoadError> {
+        let Ready { plugin, pre, has_manifest } = scheduler.0.clone();
+        let meters = Arc::new(Meters::new(&self.families, &plugin.name));
+        let plugin = Arc::new(Plugin { serial: self.serial(), meters, ..Plugin::clone(&plugin) });
+        let pre = SchedulerPluginPre::new(pre).map_err(|e| signature(&plugin.name, &e))?;
+        let policy = WasmPolicy::load(plugin.clone(), pre, self.config.configure_timeout, has_manifest)?;
+        self.loaded(&plugin);
         Ok(Box::new(policy))
     }
 
     /// Reads what a component is, without running any of it.
     pub fn inspect(&self, source: &PluginSource) -> Result<Inspection, PluginLoadError> {
-        // A missing digest is something to report here, not to refuse.
-        let config = HostConfig { require_digest: false, ..self.config.clone() };
-        let artifact = Artifact::read(source, &config)?;
+        // A missing digest or signature is something to report here, not to refuse.
+        let config = HostConfig { require_digest: false, require_signature: false, ..self.config.clone() };
+        let artifact = Artifact::read(source, &config, None)?;
         let component = self.component(&artifact, false)?;
         Ok(inspect::inspection(&artifact, &Surface::of(&component)))
     }
@@ -145,12 +170,9 @@ impl PluginHost {
         grants: &Grants,
         settings_json: Option<&str>,
     ) -> Result<Ready, PluginLoadError> {
-        let artifact = Artifact::read(source, &self.config)?;
+        let artifact = Artifact::read(source, &self.config, grants.sha256.as_deref())?;
         let name = artifact.name.clone();
         let found = hex(&artifact.digest);
-        if let Some(expected) = grants.sha256.as_ref().filter(|pin| !pin.eq_ignore_ascii_case(&found)) {
-            return Err(PluginLoadError::WrongPin { plugin: name, expected: expected.clone(), found });
-        }
         let manifest = artifact.manifest.clone().unwrap_or_else(|| Manifest::absent(&name, kind));
         if manifest.kind != kind {
             return Err(PluginLoadError::WrongKind { plugin: name, found: manifest.kind, wanted: kind });
@@ -172,12 +194,14 @@ impl PluginHost {
             Kind::Scheduler => FailurePolicy::Fcfs,
         });
         let plugin = Plugin {
-            meters: Meters::new(&self.families, &name),
+            serial: self.serial(),
+            meters: Arc::new(Meters::new(&self.families, &name)),
             name,
             version: manifest.version,
             kind,
             source: artifact.source,
             digest: found,
+            signed_by: artifact.signed_by,
             size_bytes: artifact.bytes.len() as u64,
             wit,
             capabilities,
@@ -188,6 +212,10 @@ impl PluginHost {
             engines: self.engines.clone(),
         };
         Ok(Ready { plugin: Arc::new(plugin), pre, has_manifest: artifact.manifest.is_some() })
+    }
+
+    fn serial(&self) -> u64 {
+        self.serials.fetch_add(1, Relaxed) + 1
     }
 
     fn component(&self, artifact: &Artifact, metered: bool) -> Result<Component, PluginLoadError> {

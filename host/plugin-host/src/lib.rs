@@ -32,6 +32,7 @@ mod sandbox;
 mod scheduler;
 mod session;
 mod settings;
+mod signature;
 mod stage;
 mod status;
 mod template;
@@ -44,8 +45,9 @@ pub use config::{
     PluginTokenizer, TemplateModel,
 };
 pub use error::PluginLoadError;
-pub use host::PluginHost;
+pub use host::{PluginHost, SchedulerPlugin};
 pub use inspect::Inspection;
 pub use limits::Limits;
 pub use manifest::{Alias, Failure, FailurePolicy, Kind, Manifest, ManifestLimits};
+pub use signature::{PublicKey, PublicKeys, SigningKey};
 pub use status::{PluginState, PluginStatus};

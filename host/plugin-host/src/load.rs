@@ -15,6 +15,7 @@ use crate::digest::{Sha, hex, sha256};
 use crate::error::PluginLoadError;
 use crate::manifest::{Kind, MANIFEST_BYTES_MAX, Manifest};
 use crate::sandbox::StoreData;
+use crate::signature::signer;
 
 /// The WIT version this host speaks. Before 1.0 the minor number is the major one.
 const WIT_VERSION: &str = "0.1.0";
@@ -31,11 +32,13 @@ pub(crate) struct Artifact {
     pub digest: Sha,
     pub manifest: Option<Manifest>,
     pub alias_settings: Option<toml::Table>,
+    /// The operator's name of the key that signed it.
+    pub signed_by: Option<String>,
 }
 
 impl Artifact {
-    /// Reads a source and checks everything that can be checked without compiling.
-    pub fn read(source: &PluginSource, config: &HostConfig) -> Result<Self, PluginLoadError> {
+    /// Reads a source and checks everything that can be checked without compiling. `pin` is the operator's own.
+    pub fn read(source: &PluginSource, config: &HostConfig, pin: Option<&str>) -> Result<Self, PluginLoadError> {
         let (name, bytes, manifest, alias_settings) = match source {
             PluginSource::Bundled(name) => {
                 let found = config.catalogue.find(name)?;
@@ -49,19 +52,27 @@ impl Artifact {
             }
         };
         let digest = sha256(&bytes);
-        let artifact = Self { name, source: source.to_string(), bytes, digest, manifest, alias_settings };
-        artifact.check_digest(config.require_digest)?;
+        let source_text = source.to_string();
+        let mut artifact = Self { name, source: source_text, bytes, digest, manifest, alias_settings, signed_by: None };
+        artifact.check_digest(config.require_digest, pin)?;
+        if let PluginSource::File(_) = source {
+            artifact.signed_by = artifact.check_signature(config)?;
+        }
         artifact.check_preamble()?;
         Ok(artifact)
     }
 
     /// The digest is of the bytes that are compiled, so a file that is exchanged meanwhile changes nothing.
-    fn check_digest(&self, required: bool) -> Result<(), PluginLoadError> {
+    fn check_digest(&self, required: bool, pin: Option<&str>) -> Result<(), PluginLoadError> {
         let found = hex(&self.digest);
+        if let Some(pin) = pin.filter(|pin| !pin.eq_ignore_ascii_case(&found)) {
+            return Err(PluginLoadError::WrongPin { plugin: self.name.clone(), expected: pin.into(), found });
+        }
         match self.manifest.as_ref().and_then(|m| m.sha256.as_ref()) {
             Some(expected) if *expected != found => {
                 Err(PluginLoadError::WrongDigest { plugin: self.name.clone(), expected: expected.clone(), found })
             }
+            None if pin.is_some() => Ok(()),
             None if required => Err(PluginLoadError::DigestRequired { plugin: self.name.clone(), found }),
             None => {
                 tracing::warn!("plugin `{}` is not pinned; to pin it: sha256 = \"{found}\"", self.name);
@@ -69,6 +80,28 @@ impl Artifact {
             }
             Some(_) => Ok(()),
         }
+    }
+
+    /// Who signed the digest. A signature counts only under a trusted key.
+    fn check_signature(&self, config: &HostConfig) -> Result<Option<String>, PluginLoadError> {
+        let plugin = self.name.clone();
+        let trusted = || match config.signers.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>() {
+            none if none.is_empty() => "nobody".to_owned(),
+            names => names.join(", "),
+        };
+        let Some(signature) = self.manifest.as_ref().and_then(|m| m.signature.as_ref()) else {
+            let missing = || PluginLoadError::SignatureRequired { plugin, trusted: trusted() };
+            return if config.require_signature { Err(missing()) } else { Ok(None) };
+        };
+        let found = hex(&self.digest);
+        let signer = signer(&config.signers, &found, signature).map(str::to_owned);
+        if signer.is_none() && config.require_signature {
+            return Err(PluginLoadError::SignatureForeign { plugin, found, trusted: trusted() });
+        }
+        if signer.is_none() && !config.signers.is_empty() {
+            tracing::warn!("plugin `{plugin}` is signed, but not by a trusted key ({})", trusted());
+        }
+        Ok(signer)
     }
 
     /// The first eight bytes say component (layer 1), core module (layer 0), or something else.

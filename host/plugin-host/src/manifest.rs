@@ -5,7 +5,9 @@ use std::fmt;
 use serde::Deserialize;
 
 use crate::config::Capability;
+use crate::digest::unhex;
 use crate::error::PluginLoadError;
+use crate::signature::SIGNATURE_DIGITS;
 
 /// What a plugin is for. One WIT package per kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
@@ -48,6 +50,9 @@ pub struct Manifest {
     /// Lower-case hex of the component's bytes.
     #[serde(default)]
     pub sha256: Option<String>,
+    /// Lower-case hex of an ed25519 signature over the digest, as `tokenloom plugin sign` writes it.
+    #[serde(default)]
+    pub signature: Option<String>,
     #[serde(default)]
     pub summary: Option<String>,
     #[serde(default)]
@@ -144,6 +149,7 @@ impl Manifest {
             kind,
             wit: String::new(),
             sha256: None,
+            signature: None,
             summary: None,
             capabilities: Vec::new(),
             limits: ManifestLimits::default(),
@@ -163,10 +169,11 @@ impl Manifest {
                 ));
             }
         }
-        if let Some(digest) = &self.sha256
-            && (digest.len() != 64 || !digest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)))
-        {
-            return Err(format!("sha256 `{digest}`: 64 lower-case hex digits are needed"));
+        let texts = [("sha256", &self.sha256, 64), ("signature", &self.signature, SIGNATURE_DIGITS)];
+        for (key, text, digits) in texts {
+            if let Some(text) = text.as_ref().filter(|text| text.len() != digits || unhex(text).is_none()) {
+                return Err(format!("{key} `{text}`: {digits} lower-case hex digits are needed"));
+            }
         }
         let package = format!("tokenloom:{}@", self.kind.as_str());
         if !self.wit.starts_with(&package) {

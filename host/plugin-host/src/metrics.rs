@@ -228,9 +228,13 @@ impl Meters {
     }
 
     pub fn state(&self) -> PluginState {
+        if self.strikes() as usize >= FAILING_COUNT { PluginState::Failing } else { PluginState::Healthy }
+    }
+
+    /// Failures within the last minute; no more than [`FAILING_COUNT`] are kept.
+    pub fn strikes(&self) -> u32 {
         let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        let recent = failures.iter().filter(|at| at.elapsed() < FAILING_WINDOW).count();
-        if recent >= FAILING_COUNT { PluginState::Failing } else { PluginState::Healthy }
+        failures.iter().filter(|at| at.elapsed() < FAILING_WINDOW).count() as u32
     }
 
     pub fn traps(&self) -> BTreeMap<&'static str, u64> {

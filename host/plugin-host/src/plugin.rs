@@ -11,12 +11,16 @@ use crate::manifest::{FailurePolicy, Kind};
 use crate::metrics::Meters;
 use crate::status::PluginStatus;
 
+#[derive(Clone)]
 pub(crate) struct Plugin {
+    /// Different for every load of this host, from 1.
+    pub serial: u64,
     pub name: String,
     pub version: String,
     pub kind: Kind,
     pub source: String,
     pub digest: String,
+    pub signed_by: Option<String>,
     pub size_bytes: u64,
     pub wit: String,
     pub capabilities: Vec<Capability>,
@@ -25,7 +29,7 @@ pub(crate) struct Plugin {
     pub settings_json: String,
     pub tokenizer: Option<Arc<dyn PluginTokenizer>>,
     pub engines: Arc<Engines>,
-    pub meters: Meters,
+    pub meters: Arc<Meters>,
 }
 
 impl Plugin {
@@ -40,11 +44,13 @@ impl Plugin {
 
     pub fn status(&self) -> PluginStatus {
         PluginStatus {
+            serial: self.serial,
             name: self.name.clone(),
             version: self.version.clone(),
             kind: self.kind,
             source: self.source.clone(),
             digest: self.digest.clone(),
+            signed_by: self.signed_by.clone(),
             size_bytes: self.size_bytes,
             wit: self.wit.clone(),
             capabilities: self.capabilities.clone(),
@@ -52,6 +58,7 @@ impl Plugin {
             policy: self.policy,
             settings_json: self.settings_json.clone(),
             state: self.meters.state(),
+            strikes: self.meters.strikes(),
             calls: self.meters.calls(),
             latency_mean: self.meters.latency_mean(),
             latency_max: self.meters.latency_max(),

@@ -127,6 +127,10 @@ impl SchedulePolicy for WasmPolicy {
         &self.plugin.name
     }
 
+    fn serial(&self) -> u64 {
+        self.plugin.serial
+    }
+
     fn resync(&mut self, full: &Snapshot) -> Result<(), PolicyError> {
         let full = wit::Snapshot {
             limits: limits(&full.limits),

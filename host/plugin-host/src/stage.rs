@@ -192,6 +192,10 @@ impl OutputStage for WasmStage {
         &self.core.plugin.name
     }
 
+    fn serial(&self) -> u64 {
+        self.core.plugin.serial
+    }
+
     fn requirements(&self) -> &Requirements {
         &self.requirements
     }

@@ -10,6 +10,8 @@ use crate::manifest::{FailurePolicy, Kind};
 /// One loaded plugin, now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PluginStatus {
+    /// Which load this is, from 1.
+    pub serial: u64,
     pub name: String,
     pub version: String,
     pub kind: Kind,
@@ -17,6 +19,8 @@ pub struct PluginStatus {
     pub source: String,
     /// Lower-case hex SHA-256 of the component.
     pub digest: String,
+    /// The operator's name of the key that signed the component.
+    pub signed_by: Option<String>,
     pub size_bytes: u64,
     /// The WIT package and version the component was built against.
     pub wit: String,
@@ -27,6 +31,8 @@ pub struct PluginStatus {
     /// The settings in effect, as JSON.
     pub settings_json: String,
     pub state: PluginState,
+    /// Failures within the last minute, at most three.
+    pub strikes: u32,
     pub calls: u64,
     pub latency_mean: Duration,
     pub latency_max: Duration,
@@ -62,8 +68,9 @@ impl PluginStatus {
             [] => "none".to_string(),
             some => some.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","),
         };
+        let signed = self.signed_by.as_ref().map_or_else(String::new, |name| format!(" signed_by={name}"));
         format!(
-            "{} `{}` {} ({}) sha256={} capabilities={capabilities} {} on_failure={} settings={}",
+            "{} `{}` {} ({}) sha256={}{signed} capabilities={capabilities} {} on_failure={} settings={}",
             self.kind,
             self.name,
             self.version,

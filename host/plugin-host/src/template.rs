@@ -148,6 +148,10 @@ impl ChatTemplate for WasmTemplate {
         &self.plugin.name
     }
 
+    fn serial(&self) -> u64 {
+        self.plugin.serial
+    }
+
     fn render(&self, request_json: &str) -> Result<Rendered, PluginError> {
         let name = &self.plugin.name;
         if self.busy.fetch_add(1, Relaxed) >= BUSY_MAX {

@@ -99,6 +99,10 @@ impl SchedulePolicy for Recorded {
         self.inner.name()
     }
 
+    fn serial(&self) -> u64 {
+        self.inner.serial()
+    }
+
     fn resync(&mut self, full: &Snapshot) -> Result<(), PolicyError> {
         let answer = self.inner.resync(full);
         let error = answer.as_ref().err().map(ToString::to_string);

@@ -5,8 +5,10 @@
 //! be followed is left out and counted as a [`Violation`]; the rest of the decision stands. `draft` is bounded by the
 //! depth that the backend can verify, which is none without a drafter, so it has no effect here.
 
+use std::collections::HashSet;
+
 use contract::Slot;
-use contract::policy::{Decision, Grant};
+use contract::policy::{Decision, Grant, Snapshot};
 
 use crate::queue::Scheduler;
 
@@ -59,45 +61,61 @@ impl Violation {
 impl Scheduler {
     /// Looks at a decision without changing anything.
     pub(crate) fn validate(&mut self, decision: &Decision) -> Result<(), InvalidDecision> {
-        // Every list names a slot at most once, so none is longer than the table of slots.
-        let longest = self.entries.len();
-        let lists = [
-            ("grant", decision.grant.len()),
-            ("hold", decision.hold.len()),
-            ("preempt", decision.preempt.len()),
-            ("victims", decision.victims.len()),
-            ("refuse", decision.refuse.len()),
-            ("draft", decision.draft.len()),
-        ];
-        if let Some((name, len)) = lists.into_iter().find(|&(_, len)| len > longest) {
-            return Err(InvalidDecision(format!("`{name}` has {len} entries; there are {longest} slots")));
-        }
-        self.known("grant", decision.grant.iter().map(|grant| grant.slot))?;
-        self.known("hold", decision.hold.iter().copied())?;
-        self.known("preempt", decision.preempt.iter().copied())?;
-        self.known("refuse", decision.refuse.iter().map(|refusal| refusal.slot))?;
-        // `victims` and `draft` stand until changed, so a slot in them may have ended.
+        names_slots(decision, self.entries.len(), |slot| self.get(slot).is_some_and(|entry| entry.reported))?;
         self.no_duplicate(&decision.grant)
-    }
-
-    fn known(&self, list: &str, slots: impl Iterator<Item = Slot>) -> Result<(), InvalidDecision> {
-        for slot in slots {
-            if self.get(slot).is_none_or(|entry| !entry.reported) {
-                return Err(InvalidDecision(format!("`{list}` names slot {}, which no request has", slot.0)));
-            }
-        }
-        Ok(())
     }
 
     fn no_duplicate(&mut self, grants: &[Grant]) -> Result<(), InvalidDecision> {
         let seen = &mut self.scratch.seen;
         seen.clear();
         seen.resize(self.entries.len(), false);
-        for grant in grants {
-            if std::mem::replace(&mut seen[grant.slot.0 as usize], true) {
-                return Err(InvalidDecision(format!("`grant` names slot {} twice", grant.slot.0)));
+        grants.iter().try_for_each(|grant| match std::mem::replace(&mut seen[grant.slot.0 as usize], true) {
+            false => Ok(()),
+            true => Err(twice(grant.slot)),
+        })
+    }
+}
+
+/// Whether a policy that was told exactly this may decide so: what [`Scheduler::plan`] asks of it, without a scheduler.
+pub fn check_decision(told: &Snapshot, decision: &Decision) -> Result<(), InvalidDecision> {
+    let known: HashSet<Slot> = told.slots.iter().map(|slot| slot.request.slot).collect();
+    names_slots(decision, known.len(), |slot| known.contains(&slot))?;
+    let mut seen = HashSet::with_capacity(decision.grant.len());
+    match decision.grant.iter().find(|grant| !seen.insert(grant.slot)) {
+        None => Ok(()),
+        Some(grant) => Err(twice(grant.slot)),
+    }
+}
+
+/// Every list is of slots that there are.
+fn names_slots(decision: &Decision, slots: usize, is_known: impl Fn(Slot) -> bool) -> Result<(), InvalidDecision> {
+    // Every list names a slot at most once, so none is longer than the table of slots.
+    let lists = [
+        ("grant", decision.grant.len()),
+        ("hold", decision.hold.len()),
+        ("preempt", decision.preempt.len()),
+        ("victims", decision.victims.len()),
+        ("refuse", decision.refuse.len()),
+        ("draft", decision.draft.len()),
+    ];
+    if let Some((name, len)) = lists.into_iter().find(|&(_, len)| len > slots) {
+        return Err(InvalidDecision(format!("`{name}` has {len} entries; there are {slots} slots")));
+    }
+    let known = |list: &str, named: &mut dyn Iterator<Item = Slot>| -> Result<(), InvalidDecision> {
+        for slot in named {
+            if !is_known(slot) {
+                return Err(InvalidDecision(format!("`{list}` names slot {}, which no request has", slot.0)));
             }
         }
         Ok(())
-    }
+    };
+    known("grant", &mut decision.grant.iter().map(|grant| grant.slot))?;
+    known("hold", &mut decision.hold.iter().copied())?;
+    known("preempt", &mut decision.preempt.iter().copied())?;
+    // `victims` and `draft` stand until changed, so a slot in them may have ended.
+    known("refuse", &mut decision.refuse.iter().map(|refusal| refusal.slot))
+}
+
+fn twice(slot: Slot) -> InvalidDecision {
+    InvalidDecision(format!("`grant` names slot {} twice", slot.0))
 }

@@ -33,7 +33,7 @@ mod sim;
 mod tests;
 
 pub use commit::{Committed, Ending, RunResult};
-pub use decision::{Advice, InvalidDecision, Violation};
+pub use decision::{Advice, InvalidDecision, Violation, check_decision};
 pub use limits::{Config, ConfigError, NeverFits, PREEMPTIONS_MAX, Tick};
 pub use pages::PageCounts;
 pub use queue::Scheduler;

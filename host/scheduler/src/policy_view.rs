@@ -156,14 +156,14 @@ impl Scheduler {
         entry.reported = true;
         entry.seen = entry.progress();
         entry.seen_decoding = entry.is_decoding();
-        SlotView {
-            request: entry.arrival.clone(),
-            state: entry.state(),
-            computed: entry.computed,
-            emitted: entry.emitted(),
-            pages: entry.pages.len() as u32,
-            preemptions: entry.preemptions,
-        }
+        slot_view(entry)
+    }
+
+    /// What a snapshot would say at this moment of the requests that the policy knows; nothing is changed by looking.
+    pub fn look(&self, tick: &Tick) -> Snapshot {
+        let slots = self.waiting.values().chain(&self.running).map(|&slot| self.entry(slot));
+        let slots = slots.filter(|entry| entry.reported).map(slot_view).collect();
+        Snapshot { limits: self.limits(tick), tenants: self.tenants.known(), slots }
     }
 
     /// There is no policy (any more): nothing is kept for one.
@@ -197,5 +197,16 @@ impl Scheduler {
             last_step_tokens: tick.last_step_tokens,
             in_flight_steps: tick.in_flight_steps,
         }
+    }
+}
+
+fn slot_view(entry: &Entry) -> SlotView {
+    SlotView {
+        request: entry.arrival.clone(),
+        state: entry.state(),
+        computed: entry.computed,
+        emitted: entry.emitted(),
+        pages: entry.pages.len() as u32,
+        preemptions: entry.preemptions,
     }
 }

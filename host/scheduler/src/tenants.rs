@@ -57,6 +57,11 @@ impl Tenants {
     /// Every known tenant, by number; nothing is news after it.
     pub fn all(&mut self) -> Vec<TenantInfo> {
         self.news.clear();
+        self.known()
+    }
+
+    /// Every known tenant, by number.
+    pub fn known(&self) -> Vec<TenantInfo> {
         let mut all: Vec<_> = self.by_name.values().map(|known| known.info.clone()).collect();
         all.sort_by_key(|info| info.id);
         all

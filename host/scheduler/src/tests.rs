@@ -196,3 +196,56 @@ fn a_second_turn_finds_its_pages() {
         sim.scheduler.cancel(slot);
     }
 }
+
+/// Looking shows what a snapshot would say of the requests the policy knows, and changes nothing of what it is told next.
+#[test]
+fn looking_changes_nothing() {
+    let (mut watched, mut alone) = (Scheduler::new(config()).expect("valid"), Scheduler::new(config()).expect("valid"));
+    let tick = tick(256);
+    for scheduler in [&mut watched, &mut alone] {
+        scheduler.snapshot(&tick);
+    }
+    for step in 0..12 {
+        for scheduler in [&mut watched, &mut alone] {
+            scheduler.submit(request(40 + step, 3), 0).expect("fits");
+        }
+        let before = watched.look(&tick);
+        assert!(before.slots.len() <= step, "what the policy has not heard of is not shown");
+        let told = watched.delta(&tick).clone();
+        assert_eq!(told, *alone.delta(&tick), "step {step}");
+        let grant = told.arrived.iter().map(|a| Grant { slot: a.slot, tokens: a.prompt_tokens }).collect();
+        let decision = Decision { grant, ..Decision::default() };
+        let seen = watched.look(&tick);
+        assert_eq!(crate::check_decision(&seen, &decision), Ok(()));
+        for scheduler in [&mut watched, &mut alone] {
+            scheduler.plan(&tick, Advice::Policy(&decision)).expect("valid");
+            for run in 0..scheduler.current().runs.len() {
+                let (end, emits) = (scheduler.current().runs[run].end, scheduler.current().runs[run].emits);
+                let tokens: &[u32] = if emits { &[1] } else { &[] };
+                scheduler.commit_run(run, &crate::RunResult { tokens, end, done: false });
+            }
+            scheduler.commit_done();
+        }
+    }
+    assert_eq!(watched.look(&tick), watched.snapshot(&tick));
+}
+
+/// A decision is checked against a snapshot as the scheduler itself would.
+#[test]
+fn decisions_are_checked_without_a_scheduler() {
+    let mut scheduler = Scheduler::new(config()).expect("valid");
+    scheduler.submit(request(10, 3), 0).expect("fits");
+    let told = scheduler.snapshot(&tick(256));
+    let grant = |slot| Grant { slot: Slot(slot), tokens: 5 };
+    for (decision, needle) in [
+        (Decision { grant: vec![grant(0)], ..Decision::default() }, ""),
+        (Decision { grant: vec![grant(9)], ..Decision::default() }, "`grant` names slot 9"),
+        (Decision { hold: vec![Slot(9)], ..Decision::default() }, "`hold` names slot 9"),
+        (Decision { grant: vec![grant(0), grant(0)], ..Decision::default() }, "2 entries; there are 1 slots"),
+    ] {
+        let alone = crate::check_decision(&told, &decision).map_err(|e| e.0);
+        assert_eq!(alone.is_ok(), needle.is_empty(), "{alone:?}");
+        assert!(alone.as_ref().err().is_none_or(|why| why.contains(needle)), "{alone:?}");
+        assert_eq!(scheduler.validate(&decision).map_err(|e| e.0).is_ok(), alone.is_ok());
+    }
+}

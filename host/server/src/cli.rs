@@ -87,6 +87,19 @@ pub enum PluginCommand {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
+    /// Make a key to sign plugins with, and print its public half.
+    Keygen {
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Sign a component: its digest and the signature are written into FILE.toml.
+    Sign {
+        #[arg(value_name = "FILE.wasm")]
+        component: PathBuf,
+        /// What `keygen` wrote.
+        #[arg(long, value_name = "FILE")]
+        key: PathBuf,
+    },
     /// The plugins inside this binary.
     List,
     /// What a component is: kind, imports, exports, capabilities, digest.

@@ -49,6 +49,15 @@ pub struct ServerTable {
     pub keys_file: Option<PathBuf>,
     #[arg(skip)]
     pub require_digest: Option<bool>,
+    /// Refuse plugin files that no key of `plugin_keys` has signed.
+    #[arg(skip)]
+    pub require_signature: Option<bool>,
+    /// Public keys of those whose plugins are trusted, by any name.
+    #[arg(skip)]
+    pub plugin_keys: Option<BTreeMap<String, String>>,
+    /// Time in which a plugin must be compiled.
+    #[arg(skip)]
+    pub compile_timeout_s: Option<u32>,
     /// Folder for compiled plugins; an empty path keeps none.
     #[arg(skip)]
     pub plugin_cache: Option<PathBuf>,

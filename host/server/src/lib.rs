@@ -19,6 +19,7 @@ pub mod hub;
 mod keys;
 pub mod plugin_cmd;
 mod progress;
+mod rehearsal;
 pub mod report;
 pub mod settings;
 mod shutdown;

@@ -9,6 +9,7 @@ use anyhow::{Context, bail, ensure};
 use api::ReasoningField;
 use backend::load::Quantization;
 use model::dummy::Mix;
+use plugin_host::{PublicKey, PublicKeys};
 use serde_json::{Map, Value};
 
 use crate::cli::ServeArgs;
@@ -49,6 +50,10 @@ pub struct ServerSettings {
     pub address: SocketAddr,
     pub keys_file: Option<PathBuf>,
     pub require_digest: bool,
+    pub require_signature: bool,
+    pub plugin_keys: PublicKeys,
+    /// `None`: the plugin host's default.
+    pub compile_timeout: Option<Duration>,
     pub plugin_cache: Option<PathBuf>,
     pub plugins_dir: Option<PathBuf>,
     pub component_mib_max: Option<u32>,
@@ -269,6 +274,7 @@ fn read_server(flags: &ServerTable, table: &ServerTable) -> anyhow::Result<Serve
         None => crate::env::plugin_cache_default(),
     };
     check("server.component_mib_max", table.component_mib_max, 1, 64)?;
+    check("server.compile_timeout_s", table.compile_timeout_s, 1, 3600)?;
     check("server.body_mib_max", table.body_mib_max, 1, 1024)?;
     check("server.sequences_max", table.sequences_max, 1, 1_000_000)?;
     check("server.shutdown_grace_s", table.shutdown_grace_s, 0, 3600)?;
@@ -278,6 +284,9 @@ fn read_server(flags: &ServerTable, table: &ServerTable) -> anyhow::Result<Serve
         address,
         keys_file: flags.keys_file.clone().or_else(|| table.keys_file.clone()),
         require_digest: table.require_digest.unwrap_or(false),
+        require_signature: table.require_signature.unwrap_or(false),
+        plugin_keys: read_plugin_keys(table)?,
+        compile_timeout: table.compile_timeout_s.map(|s| Duration::from_secs(s.into())),
         plugin_cache,
         plugins_dir: table.plugins_dir.clone(),
         component_mib_max: table.component_mib_max,
@@ -290,6 +299,21 @@ fn read_server(flags: &ServerTable, table: &ServerTable) -> anyhow::Result<Serve
         responses_file: table.responses_file.clone().filter(|path| !path.as_os_str().is_empty()),
         responses_mib_max: table.responses_mib_max.unwrap_or(RESPONSES_MIB_DEFAULT),
     })
+}
+
+fn read_plugin_keys(table: &ServerTable) -> anyhow::Result<PublicKeys> {
+    let named = table.plugin_keys.iter().flatten().map(|(name, text)| {
+        let key = PublicKey::parse(text).with_context(|| {
+            format!("server.plugin_keys.{name} is `{text}`; 64 lower-case hex digits are needed, as `tokenloom plugin keygen` prints them")
+        })?;
+        Ok((name.clone(), key))
+    });
+    let keys = named.collect::<anyhow::Result<PublicKeys>>()?;
+    ensure!(
+        !(keys.is_empty() && table.require_signature == Some(true)),
+        "server.require_signature is true and there is no key: put the signers' public keys into [server.plugin_keys]"
+    );
+    Ok(keys)
 }
 
 /// The file's word on the hub; what it leaves out is as other programs of the hub have it.

@@ -3,6 +3,7 @@
 //! A finished stream (or a rendered prompt) is handed over as a whole to one thread, which runs the candidate on it and
 //! counts. What comes too fast for that thread is not compared: the queue is short, and a full one drops the sample.
 
+use std::fmt::{Debug, Display};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -48,7 +49,8 @@ impl ShadowCounts {
         });
     }
 
-    fn compare<T: PartialEq + std::fmt::Debug>(&self, live: &T, candidate: Result<T, PluginError>) {
+    /// Counts what the candidate answered where the live one answered `live`.
+    pub fn compare<T: PartialEq + Debug, E: Display>(&self, live: &T, candidate: Result<T, E>) {
         self.compared.fetch_add(1, Relaxed);
         match candidate {
             Ok(candidate) if candidate == *live => {}
@@ -129,6 +131,10 @@ fn repeat(sample: &Sample, candidate: &dyn OutputStage, resolve: &Resolve) -> Re
 impl OutputStage for ShadowStage {
     fn name(&self) -> &str {
         self.live.name()
+    }
+
+    fn serial(&self) -> u64 {
+        self.live.serial()
     }
 
     fn requirements(&self) -> &Requirements {
@@ -234,6 +240,10 @@ impl ShadowTemplate {
 impl ChatTemplate for ShadowTemplate {
     fn name(&self) -> &str {
         self.live.name()
+    }
+
+    fn serial(&self) -> u64 {
+        self.live.serial()
     }
 
     fn render(&self, request_json: &str) -> Result<Rendered, PluginError> {

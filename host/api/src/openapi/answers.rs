@@ -220,7 +220,7 @@ fn about_the_server(schemas: &mut Schemas) {
     schemas.add("Model", &model);
     let models = json!({"type": "array", "items": {"$ref": "#/components/schemas/Model"}});
     schemas.add("Models", &[("object", json!({"const": "list"})), ("data", models)]);
-    schemas.add("Plugins", &[("object", json!({"const": "list"})), ("data", list())]);
+    schemas.add("Plugins", &[("object", json!({"const": "list"})), ("data", list()), ("places", list())]);
     schemas.add("Health", &[("status", json!({"const": "ok"}))]);
     let words = json!({"enum": ["ready", "degraded", "failed", "draining", "loading"]});
     schemas.add("Ready", &[("status", words), ("reasons", list()), ("degraded", list())]);

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use engine::{EngineStatus, PolicyState};
+use engine::EngineStatus;
 use serde_json::{Value, json};
 
 use crate::state::ApiState;
@@ -43,12 +43,6 @@ pub async fn get(State(state): State<ApiState>) -> (StatusCode, Json<Value>) {
 }
 
 fn pulse(name: &str, status: &EngineStatus) -> Value {
-    let policy_state = match status.policy_state {
-        PolicyState::Native => "native",
-        PolicyState::Active => "active",
-        PolicyState::Returned => "returned",
-        PolicyState::Benched => "benched",
-    };
     json!({
         "model": name,
         "waiting": status.waiting,
@@ -56,6 +50,7 @@ fn pulse(name: &str, status: &EngineStatus) -> Value {
         "steps": status.steps,
         "last_token_age_ms": status.last_token_age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
         "pages": {"used": status.pages_used, "cached": status.pages_cached, "total": status.pages_total},
-        "scheduler": {"name": status.policy, "state": policy_state, "strikes": status.strikes},
+        "engine": status.name,
+        "scheduler": {"name": status.policy, "state": status.policy_state.as_str(), "strikes": status.strikes},
     })
 }

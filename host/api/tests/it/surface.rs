@@ -111,7 +111,15 @@ async fn models_version_plugins_health() {
     assert_eq!(row["max_model_len"], 32_768);
     assert_eq!(server.get("/v1/models/scripted").await.json(), *row);
     assert!(server.get("/version").await.json()["version"].is_string());
-    assert_eq!(server.get("/plugins").await.json(), json!({"object": "list", "data": []}));
+    let plugins = server.get("/plugins").await.json();
+    assert_eq!((&plugins["object"], &plugins["data"]), (&json!("list"), &json!([])));
+    // Nothing here is a plugin, which the number 0 says.
+    let place =
+        |kind: &str, name: &str| json!({"target": "scripted", "kind": kind, "chain": [{"name": name, "id": 0}]});
+    let mut scheduler = place("scheduler", "fcfs (native)");
+    scheduler["state"] = json!("native");
+    scheduler["strikes"] = json!(0);
+    assert_eq!(plugins["places"], json!([place("output", "calls"), place("template", "plain"), scheduler]));
     assert_eq!(server.get("/health").await.json(), json!({"status": "ok"}));
 }
 

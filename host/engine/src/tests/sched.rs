@@ -170,3 +170,22 @@ fn a_resting_policy_sleeps_through_steady_decode() {
     let calls = calls.load(Relaxed);
     assert!((2..40).contains(&calls), "{calls} calls for two requests of 300 tokens");
 }
+
+/// Who looks on sees a decision and what the policy knew when it took it; answers are what they are without.
+#[test]
+fn an_observer_sees_what_is_decided() {
+    let handle = engine_with(Fake::new(2, 60, 1), Some(Box::new(ByPriority::default())), config());
+    let (eyes, seen) = crate::observer();
+    handle.observe(eyes);
+    let looking = std::thread::spawn(move || seen.next(Duration::from_secs(60)));
+    while !looking.is_finished() {
+        for seed in [1, 2] {
+            let asked = prompt(seed, 20);
+            let answer = read(handle.submit(Request { namespace: 7, ..request(&asked, 40) }).expect("fits"));
+            assert_eq!((answer.tokens.len(), answer.end.is_ok()), (40, true));
+        }
+    }
+    let first = looking.join().expect("no panic").expect("the policy decides");
+    assert!(!first.told.slots.is_empty());
+    assert_eq!(scheduler::check_decision(&first.told, &first.decision), Ok(()));
+}

@@ -79,3 +79,32 @@ fn folder() {
     fs::write(&file, "x").expect("it can be written");
     load(&file);
 }
+
+/// Code of another component, or of another server's compiler, is not taken for this one's, although its code is ours.
+#[test]
+fn stale_and_foreign_code() {
+    let dir = tempfile::tempdir().expect("a folder can be made");
+    let cache = dir.path();
+    load(cache);
+    let [own] = compiled(cache).try_into().expect("one file was written");
+    let whole = fs::read(&own).expect("it can be read");
+    let rig = rig_of(
+        fixtures::bytes("template"),
+        manifest("template", ""),
+        HostConfig { cache_dir: Some(cache.to_path_buf()), ..config() },
+    );
+    rig.host.inspect(&rig.source).expect("it is compiled");
+    let other = compiled(cache).into_iter().find(|path| *path != own).expect("two files now");
+    fs::copy(&other, &own).expect("it can be copied");
+    load(cache);
+    assert_eq!(fs::read(&own).expect("it can be read"), whole, "it was compiled and written again");
+
+    // The name says what compiled it: under another one it is not even looked at.
+    let name = own.file_name().expect("a name").to_string_lossy().into_owned();
+    let stale = own.with_file_name(format!("{}-0000000000000000.cwasm", &name[..64]));
+    fs::rename(&own, &stale).expect("it can be renamed");
+    load(cache);
+    assert!(own.exists() && stale.exists());
+    fs::copy(&stale, &own).expect("it can be copied");
+    load(cache);
+}

@@ -15,9 +15,9 @@ pub(super) fn inspect(word: &str) -> anyhow::Result<ExitCode> {
 fn inspection_text(found: &Inspection) -> String {
     let list = |words: Vec<String>| if words.is_empty() { "none".to_string() } else { words.join(", ") };
     let capabilities = |all: &[Capability]| list(all.iter().map(|c| c.as_str().to_string()).collect());
-    let (version, pinned) = match &found.manifest {
-        Some(manifest) => (manifest.version.as_str(), manifest.sha256.is_some()),
-        None => ("no manifest", false),
+    let (version, pinned, signed) = match &found.manifest {
+        Some(manifest) => (manifest.version.as_str(), manifest.sha256.is_some(), manifest.signature.is_some()),
+        None => ("no manifest", false, false),
     };
     let mut lines = vec![
         format!("name          {} ({version})", found.name),
@@ -25,6 +25,7 @@ fn inspection_text(found: &Inspection) -> String {
         format!("wit           {}", found.wit.as_deref().unwrap_or("none")),
         format!("size          {} bytes", found.size_bytes),
         format!("sha256        {}", found.digest),
+        format!("signature     {}", if signed { "there is one; a server that has its key checks it" } else { "none" }),
         format!("exports       {}", list(found.exports.clone())),
         format!("imports       {}", list(found.imports.clone())),
         format!(

@@ -1,9 +1,11 @@
 //! `tokenloom plugin …`: one file per command, `author.rs` for those that need no component yet.
 
 mod author;
+pub(crate) mod conform;
 mod inspect;
 mod replay;
 pub(crate) mod schedule;
+mod sign;
 mod test;
 
 use std::process::ExitCode;
@@ -20,6 +22,8 @@ pub fn run(command: &PluginCommand) -> anyhow::Result<ExitCode> {
     match command {
         PluginCommand::New { kind, lang, name } => author::new(*kind, *lang, name),
         PluginCommand::Build { folder } => author::build(folder),
+        PluginCommand::Keygen { file } => sign::keygen(file),
+        PluginCommand::Sign { component, key } => sign::sign(component, key),
         PluginCommand::List => list(),
         PluginCommand::Inspect { plugin } => inspect::inspect(plugin),
         PluginCommand::Test { plugins, cases, json } => test::test(plugins, cases.as_deref(), *json),

@@ -6,20 +6,16 @@
 
 use std::collections::HashMap;
 
-use contract::cost::StepCost;
-use contract::generation::Tenant;
+use contract::Slot;
 use contract::policy::SchedulePolicy;
-use contract::{PAGE_TOKENS, Slot};
-use scheduler::{Advice, Config, NewRequest, RunResult, Scheduler, Tick};
 use serde::Deserialize;
 use text::cases::{CaseResult, Outcome};
 
-/// A step of the device, in microseconds.
-const STEP_US: u64 = 1000;
+use crate::rehearsal::{Actor, News, Rehearsal, Stage, TOKENS_MAX};
+
 /// A case that is not over by then never will be.
 const STEPS_MAX: u64 = 20_000;
 const REQUESTS_MAX: usize = 1024;
-const TOKENS_MAX: u32 = 1 << 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -116,7 +112,7 @@ fn run(case: &Case, policy: Box<dyn SchedulePolicy>) -> Result<(), String> {
     if expected.first_token_order.is_none() && expected.finish_order.is_none() && expected.refused.is_none() {
         return Err("nothing is expected: give first_token_order, finish_order or refused".into());
     }
-    let happened = Rehearsal::new(&case.input, policy)?.run()?;
+    let happened = Running::new(&case.input, policy)?.run()?;
     let lists = [
         ("first_token_order", &expected.first_token_order, &happened.first),
         ("finish_order", &expected.finish_order, &happened.finished),
@@ -130,18 +126,16 @@ fn run(case: &Case, policy: Box<dyn SchedulePolicy>) -> Result<(), String> {
     Ok(())
 }
 
-struct Rehearsal<'a> {
+/// A case that runs: its requests, by the slots they got.
+struct Running<'a> {
     input: &'a Input,
-    policy: Box<dyn SchedulePolicy>,
-    scheduler: Scheduler,
+    rehearsal: Rehearsal,
     names: HashMap<Slot, &'a Request>,
     happened: Happened,
-    now_us: u64,
-    last_tokens: u32,
     arrived: usize,
 }
 
-impl<'a> Rehearsal<'a> {
+impl<'a> Running<'a> {
     fn new(input: &'a Input, policy: Box<dyn SchedulePolicy>) -> Result<Self, String> {
         if input.requests.len() > REQUESTS_MAX {
             return Err(format!("{} requests; at most {REQUESTS_MAX} are possible", input.requests.len()));
@@ -150,106 +144,60 @@ impl<'a> Rehearsal<'a> {
         if let Some(pair) = late {
             return Err(format!("request `{}` arrives before the one above it", pair[1].name));
         }
-        let config = Config {
-            seats: input.seats,
-            pages: input.pages,
-            context_len: input.pages.saturating_mul(PAGE_TOKENS).min(TOKENS_MAX),
-            max_rows: input.token_budget,
-            rows_tile: 1,
-            resume_align: 1,
-            prefix_cache: false,
-            starvation_bound_us: u64::MAX / 4,
-        };
-        let scheduler = Scheduler::new(config).map_err(|e| e.to_string())?;
-        let (names, happened) = (HashMap::new(), Happened::default());
-        Ok(Self { input, policy, scheduler, names, happened, now_us: 0, last_tokens: 0, arrived: 0 })
+        let stage = Stage { seats: input.seats, pages: input.pages, token_budget: input.token_budget };
+        let rehearsal = Rehearsal::new(&stage, policy)?;
+        Ok(Self { input, rehearsal, names: HashMap::new(), happened: Happened::default(), arrived: 0 })
     }
 
     fn run(mut self) -> Result<Happened, String> {
-        let tick = self.tick();
-        self.policy.resync(&self.scheduler.snapshot(&tick)).map_err(|e| e.to_string())?;
         for _ in 0..STEPS_MAX {
             self.arrive()?;
             if self.names.is_empty() && self.arrived == self.input.requests.len() {
                 return Ok(self.happened);
             }
-            self.step()?;
+            let news = self.rehearsal.step()?;
+            self.note(news);
         }
         let mut left: Vec<&str> = self.names.values().map(|request| request.name.as_str()).collect();
         left.sort_unstable();
         Err(format!("after {STEPS_MAX} steps these have not ended: {}", left.join(", ")))
     }
 
-    fn tick(&self) -> Tick {
-        Tick {
-            now_us: self.now_us,
-            token_budget: self.input.token_budget,
-            target_us: 0,
-            cost: StepCost::default(),
-            last_step_us: STEP_US as u32,
-            last_step_tokens: self.last_tokens,
-            in_flight_steps: 0,
-        }
-    }
-
     fn arrive(&mut self) -> Result<(), String> {
-        let requests = &self.input.requests;
-        while let Some(request) = requests.get(self.arrived).filter(|r| r.at_ms.saturating_mul(1000) <= self.now_us) {
+        let now_ms = self.rehearsal.now_us() / 1000;
+        while let Some(request) = self.input.requests.get(self.arrived).filter(|request| request.at_ms <= now_ms) {
             let number = self.arrived as u32;
             if request.prompt_tokens == 0 || request.prompt_tokens > TOKENS_MAX {
                 return Err(format!("request `{}`: 1 to {TOKENS_MAX} prompt tokens are possible", request.name));
             }
             let tenant = if request.tenant.is_empty() { "default" } else { &request.tenant };
-            let new = NewRequest {
-                prompt: (0..request.prompt_tokens).map(|at| at ^ number.wrapping_mul(0x9E37_79B9)).collect(),
+            let slot = self.rehearsal.submit(&Actor {
+                number,
+                prompt_tokens: request.prompt_tokens,
                 max_new_tokens: request.max_new_tokens,
                 priority: request.priority,
-                tenant: Tenant { name: tenant.into(), weight: 1.0 },
-                deadline_us: request.deadline_ms.map(|ms| self.now_us + ms * 1000),
-                namespace: 0,
-                group: u64::from(number),
-                reads_prompt: false,
-            };
-            let slot = self.scheduler.submit(new, self.now_us);
-            let slot = slot.map_err(|e| format!("request `{}` never fits: {e:?}", request.name))?;
-            self.names.insert(slot, request);
+                tenant,
+                deadline_ms: request.deadline_ms,
+            });
+            self.names.insert(slot.map_err(|e| format!("request `{}` {e}", request.name))?, request);
             self.arrived += 1;
         }
         Ok(())
     }
 
-    fn step(&mut self) -> Result<(), String> {
-        let tick = self.tick();
-        let decision = self.policy.step(self.scheduler.delta(&tick)).map_err(|e| e.to_string())?;
-        self.scheduler.plan(&tick, Advice::Policy(&decision)).map_err(|e| format!("an invalid decision: {e}"))?;
-        let plan = self.scheduler.current();
-        let runs: Vec<(u32, bool)> = plan.runs.iter().map(|run| (run.end, run.emits)).collect();
-        let refused: Vec<Slot> = plan.refused.iter().map(|refused| refused.slot).collect();
-        self.last_tokens = plan.rows;
-        for slot in refused {
-            if let Some(request) = self.names.remove(&slot) {
-                self.happened.refused.push(request.name.clone());
+    fn note(&mut self, news: Vec<News>) {
+        for one in news {
+            let (News::First(slot) | News::Ended(slot) | News::Refused(slot)) = one;
+            let Some(name) = self.names.get(&slot).map(|request| request.name.clone()) else { continue };
+            match one {
+                News::First(_) => self.happened.first.push(name),
+                News::Ended(_) => self.happened.finished.push(name),
+                News::Refused(_) => self.happened.refused.push(name),
+            }
+            if !matches!(one, News::First(_)) {
+                self.names.remove(&slot);
             }
         }
-        self.now_us += STEP_US;
-        let launched = !runs.is_empty();
-        for (run, (end, emits)) in runs.into_iter().enumerate() {
-            let tokens: &[u32] = if emits { &[7] } else { &[] };
-            let Some(done) = self.scheduler.commit_run(run, &RunResult { tokens, end, done: false }) else { continue };
-            let Some(request) = self.names.get(&done.slot) else { continue };
-            if done.tokens > 0 && !self.happened.first.contains(&request.name) {
-                self.happened.first.push(request.name.clone());
-            }
-            if done.ended.is_some() {
-                self.happened.finished.push(request.name.clone());
-                self.names.remove(&done.slot);
-            }
-        }
-        if launched {
-            self.scheduler.commit_done();
-        }
-        self.scheduler.take_released(&mut Vec::new());
-        Ok(())
     }
 }
 

@@ -48,7 +48,11 @@ pub fn results(words: &[String], cases: Option<&Path>) -> anyhow::Result<Vec<Cas
     if let Some(word) = &plan.scheduler {
         let source = PluginSource::parse(word);
         let load = || host.load_scheduler(&source, &Grants::default(), None).map_err(|e| e.to_string());
-        return Ok(schedule::run_jsonl(&text, load));
+        let mut results = schedule::run_jsonl(&text, load);
+        if plan.conform {
+            results.extend(super::conform::scheduler(&load));
+        }
+        return Ok(results);
     }
     let conformance = if plan.conform { conformance(&plan, &host)? } else { Vec::new() };
     let mut plugins = TestPlugins { host: &host, template: plan.template };

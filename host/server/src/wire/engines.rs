@@ -11,6 +11,7 @@ use backend_script::{Script, ScriptBackend};
 use contract::policy::SchedulePolicy;
 use engine::{EngineConfig, EngineParts};
 use model::{Gguf, GgufTokenizerData, LoadedModel};
+use plugin_host::SchedulerPlugin;
 use plugin_host::trace::Recorded;
 use prometheus_client::registry::Registry;
 use text::{GgufVocab, Tokenizer};
@@ -35,6 +36,7 @@ pub struct WiredEngine {
     pub family: String,
     /// The scheduler's name; `None`: native first come, first served.
     pub scheduler: Option<String>,
+    pub scheduler_plugin: Option<SchedulerPlugin>,
     /// Row counts of captured decode steps; empty on devices that capture none.
     pub graphs: Vec<u16>,
     pub warnings: Vec<String>,
@@ -64,16 +66,21 @@ struct LoadedBackend {
 
 pub fn start(settings: &EngineSettings, plugins: &Plugins, registry: &mut Registry) -> anyhow::Result<WiredEngine> {
     // The scheduler first: a mistake in its name should not cost a minute of loading.
-    let policy = match &settings.scheduler {
+    let (scheduler_plugin, policy) = match &settings.scheduler {
         Some(word) => {
-            let policy = plugins.scheduler(word, &settings.scheduler_settings);
-            let policy = policy.with_context(|| format!("scheduler `{word}`"))?;
-            Some(match &settings.scheduler_trace {
+            let load = || {
+                let plugin = plugins.scheduler(word, &settings.scheduler_settings)?;
+                let policy = plugins.policy(&plugin)?;
+                anyhow::Ok((plugin, policy))
+            };
+            let (plugin, policy) = load().with_context(|| format!("scheduler `{word}`"))?;
+            let policy = match &settings.scheduler_trace {
                 Some(file) => Box::new(Recorded::new(policy, file)?) as Box<dyn SchedulePolicy>,
                 None => policy,
-            })
+            };
+            (Some(plugin), Some(policy))
         }
-        None => None,
+        None => (None, None),
     };
     let asked = backends::load_options(settings);
     let loaded = match &settings.source {
@@ -92,7 +99,19 @@ pub fn start(settings: &EngineSettings, plugins: &Plugins, registry: &mut Regist
     let handle = engine::start(EngineParts { backend, policy, config: engine_config(settings) }, registry)?;
     let source = settings.source.to_string();
     let grammars = grammars(&settings.name, &files.tokenizer, registry)?;
-    Ok(WiredEngine { handle, plan, asked, files, grammars, source, family, scheduler, graphs, warnings })
+    Ok(WiredEngine {
+        handle,
+        plan,
+        asked,
+        files,
+        grammars,
+        source,
+        family,
+        scheduler,
+        scheduler_plugin,
+        graphs,
+        warnings,
+    })
 }
 
 fn engine_config(settings: &EngineSettings) -> EngineConfig {

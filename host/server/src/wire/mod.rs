@@ -87,13 +87,11 @@ fn wire(settings: &Settings, state: ApiState) -> anyhow::Result<Wired> {
         models.push(wired.served);
         places.push(wired.place);
     }
-    plugins.check_digests()?;
     report.plugins(&plugins.effective());
     let engine_place = |(settings, wired): (&EngineSettings, &WiredEngine)| EnginePlace {
         name: settings.name.clone(),
         handle: wired.handle.clone(),
-        scheduler: settings.scheduler.clone(),
-        settings: settings.scheduler_settings.clone(),
+        scheduler: wired.scheduler_plugin.clone(),
     };
     let engine_places = settings.engines.iter().zip(&engines).map(engine_place).collect();
     let folder = settings.server.plugins_dir.clone();

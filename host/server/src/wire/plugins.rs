@@ -11,7 +11,7 @@ use contract::policy::SchedulePolicy;
 use contract::template::ChatTemplate;
 use plugin_host::{
     COMPONENT_BYTES_DEFAULT, Capability, Catalogue, Grants, HostConfig, Manifest, PluginHost, PluginSource,
-    PluginState, PluginStatus, PluginTokenizer, TemplateModel,
+    PluginState, PluginStatus, PluginTokenizer, SchedulerPlugin, TemplateModel,
 };
 use prometheus_client::registry::Registry;
 use serde_json::{Map, Value, json};
@@ -38,11 +38,15 @@ struct Order {
 impl Plugins {
     pub fn new(settings: &Settings, registry: &mut Registry) -> anyhow::Result<Self> {
         let server = &settings.server;
+        let defaults = HostConfig::default();
         let config = HostConfig {
             cache_dir: server.plugin_cache.clone(),
             require_digest: server.require_digest,
+            require_signature: server.require_signature,
+            signers: server.plugin_keys.clone(),
             component_bytes_max: server.component_mib_max.map_or(COMPONENT_BYTES_DEFAULT, |mib| u64::from(mib) << 20),
-            ..HostConfig::default()
+            compile_timeout: server.compile_timeout.unwrap_or(defaults.compile_timeout),
+            ..defaults
         };
         Ok(Self { host: PluginHost::new(config, registry)?, tables: settings.plugins.clone() })
     }
@@ -62,9 +66,13 @@ impl Plugins {
         Ok(self.host.load_template(&order.source, &order.grants, order.settings.as_deref(), model)?)
     }
 
-    pub fn scheduler(&self, word: &str, settings: &Map<String, Value>) -> anyhow::Result<Box<dyn SchedulePolicy>> {
+    pub fn scheduler(&self, word: &str, settings: &Map<String, Value>) -> anyhow::Result<SchedulerPlugin> {
         let order = self.order(word, None, settings)?;
-        Ok(self.host.load_scheduler(&order.source, &order.grants, order.settings.as_deref())?)
+        Ok(self.host.scheduler(&order.source, &order.grants, order.settings.as_deref())?)
+    }
+
+    pub fn policy(&self, scheduler: &SchedulerPlugin) -> anyhow::Result<Box<dyn SchedulePolicy>> {
+        Ok(self.host.policy(scheduler)?)
     }
 
     /// A stage that may take the place of a live one: a file with the digest that the operator named.
@@ -96,9 +104,9 @@ impl Plugins {
         file: &Path,
         sha256: &str,
         settings: &Map<String, Value>,
-    ) -> anyhow::Result<Box<dyn SchedulePolicy>> {
+    ) -> anyhow::Result<SchedulerPlugin> {
         let order = self.candidate(file, None, sha256, Some(settings))?;
-        Ok(self.host.load_scheduler(&order.source, &order.grants, order.settings.as_deref())?)
+        Ok(self.host.scheduler(&order.source, &order.grants, order.settings.as_deref())?)
     }
 
     fn candidate(
@@ -131,23 +139,8 @@ impl Plugins {
         let settings = (!merged.is_empty()).then(|| Value::Object(merged).to_string());
         let tokenizer = tokenizer.map(|t| Arc::new(HostTokenizer(t.clone())) as Arc<dyn PluginTokenizer>);
         let capabilities = table.grant.iter().copied().collect();
-        let grants = Grants { capabilities, tokenizer, limits: table.limits, sha256: None };
+        let grants = Grants { capabilities, tokenizer, limits: table.limits, sha256: table.sha256 };
         Ok(Order { source: PluginSource::parse(word), grants, settings })
-    }
-
-    /// Compares the digests that the config pins with the components that were loaded.
-    pub fn check_digests(&self) -> anyhow::Result<()> {
-        for status in self.host.status() {
-            let name = plugin_name(&status.source);
-            let Some(pinned) = self.tables.get(&name).and_then(|table| table.sha256.as_ref()) else { continue };
-            let found = &status.digest;
-            ensure!(
-                pinned.eq_ignore_ascii_case(found),
-                "[plugin.{name}] pins sha256 {pinned}, but {} has {found}; if that is the one you want, pin it",
-                status.source
-            );
-        }
-        Ok(())
     }
 
     /// One line per loaded plugin for the start-up report.
@@ -241,11 +234,13 @@ impl api::PluginRows for PluginTable {
 
 fn row(status: &PluginStatus) -> Value {
     json!({
+        "id": status.serial,
         "name": status.name,
         "version": status.version,
         "kind": status.kind.as_str(),
         "source": status.source,
         "sha256": status.digest,
+        "signed_by": status.signed_by,
         "size_bytes": status.size_bytes,
         "wit": status.wit,
         "capabilities": status.capabilities.iter().map(|c| c.as_str()).collect::<Vec<_>>(),
@@ -253,6 +248,7 @@ fn row(status: &PluginStatus) -> Value {
         "on_failure": status.policy.as_str(),
         "settings": serde_json::from_str::<Value>(&status.settings_json).unwrap_or(Value::Null),
         "state": status.state.as_str(),
+        "strikes": status.strikes,
         "calls": status.calls,
         "latency_mean_us": status.latency_mean.as_secs_f64() * 1e6,
         "latency_max_us": status.latency_max.as_secs_f64() * 1e6,

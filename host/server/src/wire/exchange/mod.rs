@@ -5,6 +5,9 @@
 //! are counted, and then takes its place: a request keeps what it began with, the next one gets the new. Three failures
 //! within a minute bring the one before it back. Whatever goes wrong, the live plugin goes on.
 
+mod policy;
+mod shadow_policy;
+
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,14 +18,13 @@ use api::exchange::{ExchangeError, ExchangeOrder, Place};
 use api::{ApiState, WeakState};
 use contract::output::OutputStage;
 use contract::template::ChatTemplate;
-use plugin_host::{PluginState, TemplateModel};
-use serde_json::{Map, Value, json};
+use plugin_host::{PluginState, SchedulerPlugin, TemplateModel};
+use serde_json::{Value, json};
 use text::cases::{CasePlugins, CaseResult, Chain, Outcome, Summary, run_jsonl};
 use text::shadow::{Resolve, ShadowCounts, ShadowStage, ShadowTemplate};
-use text::{TextModel, TextModelParts, Tokenizer, conform};
+use text::{TextModel, TextModelParts, Tokenizer};
 
 use super::plugins::Plugins;
-use crate::plugin_cmd::schedule;
 
 /// How often a shadow period and a watched plugin are looked at.
 const LOOK: Duration = Duration::from_millis(50);
@@ -43,9 +45,8 @@ pub struct ModelPlace {
 pub struct EnginePlace {
     pub name: String,
     pub handle: engine::Handle,
-    /// The word that the engine was started with; `None`: native.
-    pub scheduler: Option<String>,
-    pub settings: Map<String, Value>,
+    /// What decides, as far as exchanges say; `None`: native.
+    pub scheduler: Option<SchedulerPlugin>,
 }
 
 /// What is live of a name, and what was before.
@@ -62,16 +63,8 @@ enum Before {
 
 struct EngineSide {
     place: EnginePlace,
-    /// What decides now; `None`: what the engine was started with.
-    live: Option<PolicyFile>,
-    before: Vec<Option<PolicyFile>>,
-}
-
-#[derive(Clone)]
-struct PolicyFile {
-    file: PathBuf,
-    sha256: String,
-    settings: Map<String, Value>,
+    /// The way back, whatever became of the files.
+    before: Vec<Option<SchedulerPlugin>>,
 }
 
 /// Everything that can be exchanged.
@@ -95,8 +88,7 @@ impl Exchange {
         engines: Vec<EnginePlace>,
     ) -> Arc<Self> {
         let text = |place: ModelPlace| (place.name.clone(), Mutex::new(TextSide { place, before: Vec::new() }));
-        let engine =
-            |place: EnginePlace| (place.name.clone(), Mutex::new(EngineSide { place, live: None, before: Vec::new() }));
+        let engine = |place: EnginePlace| (place.name.clone(), Mutex::new(EngineSide { place, before: Vec::new() }));
         Arc::new_cyclic(|own| Self {
             plugins,
             state: state.downgrade(),
@@ -189,7 +181,7 @@ impl Exchange {
         self.gate(order, || {
             let mut results = run_jsonl(&own_cases(file)?, &chain, &mut NoOthers);
             own_cases_passed(&results)?;
-            results.extend(conform::stage(candidate.as_ref()));
+            results.extend(text::conform::stage(candidate.as_ref()));
             Ok(results)
         })?;
         let tokenizer = side.place.tokenizer.clone();
@@ -228,7 +220,7 @@ impl Exchange {
             let mut plugins = OnlyTemplate(&load);
             let mut results = run_jsonl(&own_cases(file)?, &Chain::None, &mut plugins);
             own_cases_passed(&results)?;
-            results.extend(conform::template(candidate.as_ref()));
+            results.extend(text::conform::template(candidate.as_ref()));
             Ok(results)
         })?;
         let stages = || side.place.stages.clone();
@@ -252,39 +244,10 @@ impl Exchange {
         Ok(self.promoted(order, seen))
     }
 
-    /// A policy is exchanged by the engine, which starts it from a snapshot and takes it back after three strikes.
-    fn exchange_scheduler(&self, order: &ExchangeOrder, file: &Path) -> Result<Value, ExchangeError> {
-        let mut side = enter(self.engine(&order.place)?)?;
-        let settings = order.settings.clone().unwrap_or_default();
-        let load = || self.plugins.candidate_scheduler(file, &order.sha256, &settings);
-        let policy = load().map_err(refused)?;
-        self.gate(order, || {
-            let results = schedule::run_jsonl(&own_cases(file)?, || load().map_err(|e| format!("{e:#}")));
-            own_cases_passed(&results)?;
-            Ok(results)
-        })?;
-        side.place.handle.swap_policy(policy);
-        let live = Some(PolicyFile { file: file.to_path_buf(), sha256: order.sha256.clone(), settings });
-        let before = std::mem::replace(&mut side.live, live);
-        side.before.push(before);
-        Ok(self.note(&order.place, json!({"state": "live", "file": order.file, "sha256": order.sha256})))
-    }
-
-    fn restore_scheduler(&self, place: &Place) -> Result<(), ExchangeError> {
-        let mut side = enter(self.engine(place)?)?;
-        let before = side.before.last().ok_or_else(|| nothing_before(place))?.clone();
-        let policy = match (&before, &side.place.scheduler) {
-            (Some(policy), _) => self.plugins.candidate_scheduler(&policy.file, &policy.sha256, &policy.settings),
-            (None, Some(word)) => self.plugins.scheduler(word, &side.place.settings),
-            (None, None) => {
-                let message = "the engine was started with the native policy, which only a restart brings back";
-                return Err(ExchangeError::Conflict(message.into()));
-            }
-        };
-        side.place.handle.swap_policy(policy.map_err(refused)?);
-        side.live = before;
-        side.before.pop();
-        Ok(())
+    fn spawn_watch(&self, watch: impl FnOnce() + Send + 'static) {
+        if let Err(error) = std::thread::Builder::new().name("plugin-watch".into()).spawn(watch) {
+            tracing::error!("no thread to watch a new plugin: {error}; it is not taken back by itself");
+        }
     }
 
     /// Runs the checks of the gate; the first that fails is the answer.
@@ -316,10 +279,11 @@ impl Exchange {
                 return Err(ExchangeError::Refused(format!("it failed in the shadow period: {why}")));
             }
             let different = counts.different.load(Relaxed);
-            if different > order.differences_max {
+            let allowed = order.differences_max.unwrap_or(if is_scheduler(order) { u64::MAX } else { 0 });
+            if different > allowed {
+                let what = if is_scheduler(order) { "decisions" } else { "streams" };
                 let message = format!(
-                    "{different} streams came out differently in the shadow period, {} are allowed; the first: {why}",
-                    order.differences_max
+                    "{different} {what} came out differently in the shadow period, {allowed} are allowed; the first: {why}"
                 );
                 return Err(ExchangeError::Refused(message));
             }
@@ -355,9 +319,7 @@ impl Exchange {
                 std::thread::sleep(LOOK);
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("plugin-watch".into()).spawn(watch) {
-            tracing::error!("no thread to watch a new plugin: {error}; it is not taken back by itself");
-        }
+        self.spawn_watch(watch);
     }
 
     fn take_back(&self, place: &Place) {
@@ -412,6 +374,10 @@ fn enter<T>(side: &Mutex<T>) -> Result<MutexGuard<'_, T>, ExchangeError> {
             Err(ExchangeError::Conflict("another exchange of this target runs; wait for its answer".into()))
         }
     }
+}
+
+fn is_scheduler(order: &ExchangeOrder) -> bool {
+    order.place.kind == "scheduler"
 }
 
 /// Which stage of the chain gives way.

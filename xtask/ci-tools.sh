@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What `cargo xtask test` wants beyond Rust, a C compiler and Python, from Debian's own packages: the guest toolchains
-# for Rust and C, Python's virtual environments and Node for the clients.
+# for Rust and C, Python's virtual environments, Node and a browser for the clients.
 set -euo pipefail
 wanted=()
 python3 -c 'import ensurepip' 2>/dev/null || wanted+=(python3-venv)
@@ -9,6 +9,7 @@ if ! rustup target list --installed 2>/dev/null | grep -qx wasm32-unknown-unknow
   wanted+=(rustc-web cargo-web rust-web-src lld-19)
 fi
 command -v clang-19 >/dev/null && command -v wasm-ld-19 >/dev/null || wanted+=(clang-19 lld-19)
+command -v chromium >/dev/null && command -v chromedriver >/dev/null || wanted+=(chromium chromium-driver)
 missing=()
 for package in "${wanted[@]}"; do
   dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")

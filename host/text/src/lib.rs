@@ -29,6 +29,6 @@ pub use error::TextError;
 pub use finish::{EndOfStream, finish_reason};
 pub use grammar;
 pub use model::{TextModel, TextModelParts};
-pub use pipeline::{Delta, OutputJob, OutputPipeline, OutputUsage, Piece};
+pub use pipeline::{ChainStep, Delta, OutputJob, OutputPipeline, OutputUsage, Piece};
 pub use prepare::{ChatJob, Prepared, Stops};
 pub use tokenizer::{ByteVocabToken, GgufVocab, Tokenizer};

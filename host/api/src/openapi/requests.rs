@@ -267,6 +267,7 @@ fn parse() -> Value {
         ("tokens", or_null(token_ids(1 << 20))),
         ("prompt_prefix", json!({"type": ["string", "null"]})),
         ("finish_reason", json!({"enum": ["stop", "length", null]})),
+        ("steps", flag()),
     ];
     let mut schema = object(&[], [own, prompt()].concat());
     schema["anyOf"] = json!([{"required": ["text"]}, {"required": ["tokens"]}]);

@@ -13,7 +13,9 @@ mod parse;
 mod plugins;
 mod ready;
 mod render;
+mod steps;
 mod tokenize;
+mod ui;
 mod version;
 
 use std::sync::Arc;
@@ -60,6 +62,9 @@ pub fn router(state: ApiState) -> Router {
         .route("/metrics", get(metrics::get))
         .route("/version", get(version::get))
         .route("/openapi.json", get(crate::openapi::get))
+        .route("/ui", get(ui::page))
+        .route("/ui/app.js", get(ui::script))
+        .route("/ui/style.css", get(ui::style))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(state.clone(), around))

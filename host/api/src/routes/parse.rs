@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use text::{EndOfStream, OutputJob};
 
 use super::common::{read_body, warnings, with_warnings};
+use super::steps;
 use crate::clock;
 use crate::error::ApiError;
 use crate::fold::message_of;
@@ -23,6 +24,9 @@ use crate::prepare::{self, text_error};
 use crate::state::{ApiState, ServedModel};
 use crate::wire::fields::Fields;
 use crate::wire::parse::{Before, ParseRequest, Said};
+
+/// With each step some hundred bytes of JSON, megabytes at most.
+const STEPS_MAX: usize = 8192;
 
 pub async fn post(State(state): State<ApiState>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     state.0.keys.caller(&headers)?;
@@ -36,12 +40,16 @@ pub async fn post(State(state): State<ApiState>, headers: HeaderMap, body: Body)
 }
 
 fn parse(model: &ServedModel, request: ParseRequest) -> Result<Value, ApiError> {
-    let ParseRequest { said, prompt, before, cut, .. } = request;
+    let ParseRequest { said, prompt, before, cut, steps, .. } = request;
     let tokens = match said {
         Said::Text(text) => model.text.tokenizer().encode(&text, false).map_err(|e| text_error(&e))?,
         Said::Tokens(tokens) => tokens,
     };
     prepare::check_vocabulary("tokens", &tokens, model.engine.limits().vocab)?;
+    if steps && tokens.len() > STEPS_MAX {
+        let message = format!("are shown for at most {STEPS_MAX} tokens, and these are {}", tokens.len());
+        return Err(ApiError::invalid("steps", message));
+    }
     let rendered = match before {
         Before::Prefix(turn_prefix) => Rendered { turn_prefix, ..Rendered::default() },
         Before::Messages => {
@@ -59,18 +67,24 @@ fn parse(model: &ServedModel, request: ParseRequest) -> Result<Value, ApiError> 
             markers: Vec::new(),
         },
         skip_special_tokens: true,
+        record_steps: steps,
         ..OutputJob::default()
     };
     let mut pipeline = model.text.open_output(&output).map_err(|e| text_error(&e))?;
     let mut pieces = Vec::with_capacity(tokens.len());
+    let mut shown = Vec::new();
     for token in &tokens {
-        pieces.push(pipeline.push(&[*token], Vec::new()).map_err(|e| text_error(&e))?);
+        let piece = pipeline.push(&[*token], Vec::new()).map_err(|e| text_error(&e))?;
+        shown.extend(pipeline.last_step().map(|step| steps::row(model.text.tokenizer(), Some(*token), step, &piece)));
+        pieces.push(piece);
     }
     // A stop that is no token: what ended the text is not part of it.
     let end = if cut { EndOfStream::Length } else { EndOfStream::StopToken(u32::MAX) };
-    pieces.push(pipeline.finish(end).map_err(|e| text_error(&e))?);
+    let piece = pipeline.finish(end).map_err(|e| text_error(&e))?;
+    shown.extend(pipeline.last_step().map(|step| steps::row(model.text.tokenizer(), None, step, &piece)));
+    pieces.push(piece);
     let usage = pipeline.usage();
-    Ok(json!({
+    let mut answer = json!({
         "object": "parsed",
         "model": model.name,
         "message": message_of(pieces, model.options.reasoning_field),
@@ -80,5 +94,11 @@ fn parse(model: &ServedModel, request: ParseRequest) -> Result<Value, ApiError> 
         "undeclared_calls": usage.undeclared_calls,
         "stage_violations": usage.stage_violations,
         "reasoning_disagrees": usage.reasoning_disagrees,
-    }))
+    });
+    if steps {
+        let stages: Vec<&str> = model.text.stages().iter().map(|stage| stage.name()).collect();
+        answer["stages"] = json!(stages);
+        answer["steps"] = Value::Array(shown);
+    }
+    Ok(answer)
 }

@@ -18,6 +18,8 @@ pub struct ParseRequest {
     pub before: Before,
     /// The text broke off at a length limit.
     pub cut: bool,
+    /// The answer says what each stage made of each token.
+    pub steps: bool,
     pub ignored: Ignored,
 }
 
@@ -59,8 +61,9 @@ impl TryFrom<Fields> for ParseRequest {
             Some(Value::String(reason)) if reason == "stop" || reason == "length" => reason == "length",
             Some(other) => return Err(wrong("finish_reason", "\"stop\" or \"length\"", &other)),
         };
+        let steps = fields.flag("steps", false)?;
         let prompt = Box::new(ChatPrompt::take(&mut fields)?);
-        Ok(Self { model, said, prompt, before, cut, ignored: Ignored::sort(fields)? })
+        Ok(Self { model, said, prompt, before, cut, steps, ignored: Ignored::sort(fields)? })
     }
 }
 

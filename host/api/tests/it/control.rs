@@ -103,6 +103,28 @@ async fn parse(fields: Value) -> Value {
     answer.json()
 }
 
+/// What the chain was fed, what each stage gave and what a client would see, token by token and at the end.
+#[tokio::test]
+async fn each_stage_is_shown_step_by_step() {
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let call = "ok<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1}}</tool_call>";
+    let parsed = parse(json!({"text": call, "tools": tools, "steps": true})).await;
+    let steps = parsed["steps"].as_array().expect("steps").clone();
+    assert_eq!((&parsed["stages"], steps.len()), (&json!(["calls"]), call.len() + 1));
+    assert_eq!(steps[0]["token"]["text"], "o");
+    assert_eq!(steps[0]["fed"], json!([{"type": "text", "channel": "content", "text": "o", "token": null}]));
+    assert_eq!(steps[call.len()]["token"], Value::Null, "the last step is the end");
+    let joined = |what: fn(&Value) -> Vec<Value>| -> Vec<String> {
+        steps.iter().flat_map(what).map(|event| event["type"].as_str().unwrap_or_default().to_owned()).collect()
+    };
+    let given = joined(|step| step["stages"][0].as_array().cloned().unwrap_or_default());
+    assert!(given.contains(&"call-start".to_owned()) && given.contains(&"call-end".to_owned()), "{given:?}");
+    let sent = joined(|step| step["deltas"].as_array().cloned().unwrap_or_default());
+    assert_eq!(sent.iter().filter(|kind| *kind == "call-start").count(), 1, "{sent:?}");
+    let long = server(json!({"tokens": ["x"]})).post("/parse", &json!({"text": "x".repeat(9000), "steps": true})).await;
+    assert!(long.error_message().contains("at most 8192 tokens, and these are 9000"), "{}", long.body);
+}
+
 /// The same stages, the same message and the same rule for the finish reason as in a chat answer.
 #[tokio::test]
 async fn text_is_parsed_without_generating() {

@@ -17,13 +17,24 @@ struct Stage {
     was_cut_out: bool,
 }
 
+/// What a chain made of one step of the model, for people who look into it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChainStep {
+    /// What the first stage was given.
+    pub fed: Vec<OutputEvent>,
+    /// What each stage gave, in order.
+    pub stages: Vec<Vec<OutputEvent>>,
+}
+
 /// Stages in order; the output of one is the input of the next.
 pub(super) struct Chain {
     stages: Vec<Stage>,
+    /// The last step, where somebody looks.
+    step: Option<ChainStep>,
 }
 
 impl Chain {
-    pub(super) fn new(sessions: Vec<(String, Box<dyn StageSession>)>, calls_allowed: bool) -> Self {
+    pub(super) fn new(sessions: Vec<(String, Box<dyn StageSession>)>, calls_allowed: bool, record_steps: bool) -> Self {
         let stage = |(name, session)| Stage {
             name,
             session: Some(session),
@@ -32,7 +43,11 @@ impl Chain {
             calls_allowed,
             was_cut_out: false,
         };
-        Self { stages: sessions.into_iter().map(stage).collect() }
+        Self { stages: sessions.into_iter().map(stage).collect(), step: record_steps.then(ChainStep::default) }
+    }
+
+    pub(super) fn last_step(&self) -> Option<&ChainStep> {
+        self.step.as_ref()
     }
 
     /// Stages that were cut out of this stream.
@@ -54,10 +69,16 @@ impl Chain {
     }
 
     fn run(&mut self, mut events: Vec<OutputEvent>, end: Option<&EndReason>) -> Result<Vec<OutputEvent>, TextError> {
+        if let Some(step) = &mut self.step {
+            *step = ChainStep { fed: events.clone(), stages: Vec::with_capacity(self.stages.len()) };
+        }
         for stage in &mut self.stages {
             events = stage.feed(events)?;
             if let Some(reason) = end {
                 events.extend(stage.finish(reason)?);
+            }
+            if let Some(step) = &mut self.step {
+                step.stages.push(events.clone());
             }
         }
         Ok(events)

@@ -15,6 +15,7 @@ use crate::detokenizer::Detokenizer;
 use crate::stops::{StopMatcher, TextPiece};
 use crate::{EndOfStream, TextError, Tokenizer, finish_reason};
 use chain::Chain;
+pub use chain::ChainStep;
 use shape::{Shaper, ShaperParts};
 
 /// Everything a stream's output depends on.
@@ -40,6 +41,8 @@ pub struct OutputJob {
     pub hide_reasoning: bool,
     /// The answer ends with its first complete call.
     pub one_call: bool,
+    /// Keep what each stage made of the last step, for [`OutputPipeline::last_step`].
+    pub record_steps: bool,
 }
 
 /// A step of the answer as a client sees it. Plain and streamed answers fold the same deltas.
@@ -148,7 +151,7 @@ impl OutputPipeline {
         Self {
             detokenizer: Detokenizer::new(tokenizer.clone()),
             stops: StopMatcher::new(job.stop, job.include_stop_str),
-            chain: Chain::new(sessions, calls_allowed),
+            chain: Chain::new(sessions, calls_allowed, job.record_steps),
             shaper: Shaper::new(ShaperParts {
                 tokenizer: tokenizer.clone(),
                 skip_special_tokens: job.skip_special_tokens,
@@ -242,6 +245,11 @@ impl OutputPipeline {
             deltas.truncate(from + end + 1);
             self.enough = true;
         }
+    }
+
+    /// What the stages made of the last push or finish; `None` unless the job asked for it.
+    pub fn last_step(&self) -> Option<&ChainStep> {
+        self.chain.last_step()
     }
 
     pub fn usage(&self) -> OutputUsage {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What `cargo xtask test` wants beyond Rust, a C compiler and Python, from Debian's own packages: the guest toolchains
-# for Rust and C, Python's virtual environments, Node and a browser for the clients.
+# for Rust and C, Python's virtual environments, Node, a browser and a
+# registry for the clients.
 set -euo pipefail
 wanted=()
 python3 -c 'import ensurepip' 2>/dev/null || wanted+=(python3-venv)
@@ -10,6 +11,7 @@ if ! rustup target list --installed 2>/dev/null | grep -qx wasm32-unknown-unknow
 fi
 command -v clang-19 >/dev/null && command -v wasm-ld-19 >/dev/null || wanted+=(clang-19 lld-19)
 command -v chromium >/dev/null && command -v chromedriver >/dev/null || wanted+=(chromium chromium-driver)
+command -v docker-registry >/dev/null || wanted+=(docker-registry)
 missing=()
 for package in "${wanted[@]}"; do
   dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")

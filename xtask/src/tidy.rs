@@ -76,6 +76,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("llguidance", &["grammar"]),
     ("wit-component", &["kit"]),
     ("ring", &["plugin-host"]),
+    ("oci-client", &["server"]),
 ];
 
 const FILE_LINES_MAX: usize = 600;

@@ -100,6 +100,26 @@ pub enum PluginCommand {
         #[arg(long, value_name = "FILE")]
         key: PathBuf,
     },
+    /// Fetch a plugin from an OCI registry into a folder.
+    Pull {
+        #[arg(value_name = "oci://HOST/REPOSITORY@sha256:DIGEST")]
+        reference: String,
+        /// Where its files go; by default here.
+        #[arg(long, value_name = "DIR", default_value = ".")]
+        to: PathBuf,
+        /// Logins for registries, as container tools write them.
+        #[arg(long, value_name = "FILE.json")]
+        logins: Option<PathBuf>,
+    },
+    /// Put a component, its manifest and its cases into an OCI registry.
+    Push {
+        #[arg(value_name = "FILE.wasm")]
+        component: PathBuf,
+        #[arg(value_name = "oci://HOST/REPOSITORY")]
+        to: String,
+        #[arg(long, value_name = "FILE.json")]
+        logins: Option<PathBuf>,
+    },
     /// The plugins inside this binary.
     List,
     /// What a component is: kind, imports, exports, capabilities, digest.

@@ -11,6 +11,8 @@ use clap::value_parser;
 use plugin_host::{Capability, LimitOverrides};
 use serde::Deserialize;
 
+use crate::oci::OciPlugin;
+
 /// A config is a page of text; a larger file is a mistake.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -64,6 +66,9 @@ pub struct ServerTable {
     /// Folder of components that may be exchanged while serving.
     #[arg(skip)]
     pub plugins_dir: Option<PathBuf>,
+    /// Logins for registries, as container tools write them.
+    #[arg(skip)]
+    pub registry_logins: Option<PathBuf>,
     #[arg(skip)]
     pub component_mib_max: Option<u32>,
     #[arg(skip)]
@@ -189,6 +194,8 @@ pub struct SamplingTable {
 pub struct PluginTable {
     #[serde(default)]
     pub grant: Vec<Capability>,
+    /// Where the plugin of this name is: a file, or a reference to a registry.
+    pub component: Option<String>,
     pub sha256: Option<String>,
     #[serde(default)]
     pub settings: toml::Table,
@@ -211,7 +218,14 @@ impl ConfigFile {
 
     fn rebase(&mut self, base: &Path) {
         let server = &mut self.server;
-        for path in [&mut server.keys_file, &mut server.plugin_cache, &mut server.plugins_dir, &mut server.hub_cache] {
+        let paths = [
+            &mut server.keys_file,
+            &mut server.plugin_cache,
+            &mut server.plugins_dir,
+            &mut server.registry_logins,
+            &mut server.hub_cache,
+        ];
+        for path in paths {
             if let Some(path) = path.as_mut().filter(|path| !path.as_os_str().is_empty()) {
                 *path = base.join(&path);
             }
@@ -225,6 +239,11 @@ impl ConfigFile {
             }
             if let Some(name) = &mut engine.scheduler {
                 *name = rebase_file(base, name);
+            }
+        }
+        for component in self.plugin.values_mut().filter_map(|table| table.component.as_mut()) {
+            if !OciPlugin::is_reference(component) {
+                *component = rebase_file(base, component);
             }
         }
         for model in &mut self.model {

@@ -17,6 +17,7 @@ pub mod env;
 mod flags;
 pub mod hub;
 mod keys;
+pub mod oci;
 pub mod plugin_cmd;
 mod progress;
 mod rehearsal;

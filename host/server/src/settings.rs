@@ -16,6 +16,7 @@ use crate::cli::ServeArgs;
 use crate::config::{ConfigFile, EngineTable, ModelTable, PluginTable, SamplingTable, ServerTable};
 use crate::device::Device;
 use crate::hub::{ENDPOINT_DEFAULT, HubSettings};
+use crate::oci::OciPlugin;
 use crate::source::Source;
 
 /// Only this machine can reach the server unless the operator says otherwise.
@@ -56,6 +57,7 @@ pub struct ServerSettings {
     pub compile_timeout: Option<Duration>,
     pub plugin_cache: Option<PathBuf>,
     pub plugins_dir: Option<PathBuf>,
+    pub registry_logins: Option<PathBuf>,
     pub component_mib_max: Option<u32>,
     pub strict_fields: bool,
     pub body_mib_max: Option<u32>,
@@ -143,6 +145,14 @@ impl Settings {
         lay_model_flags(args, &mut file, &engines)?;
         let models = file.model.iter().map(|table| read_model(table, &engines));
         let models = models.collect::<anyhow::Result<Vec<_>>>()?;
+        for (name, component) in file.plugin.iter().filter_map(|(name, table)| Some((name, table.component.as_ref()?)))
+        {
+            let known = component.ends_with(".wasm") || OciPlugin::parse(component).is_ok();
+            ensure!(
+                known,
+                "plugin.{name}.component is `{component}`; a FILE.wasm or oci://HOST/REPOSITORY@sha256:DIGEST is needed"
+            );
+        }
         let mut settings = Self { server, engines, models, plugins: file.plugin, warnings };
         settings.warn_about_unused();
         Ok(settings)
@@ -289,6 +299,7 @@ fn read_server(flags: &ServerTable, table: &ServerTable) -> anyhow::Result<Serve
         compile_timeout: table.compile_timeout_s.map(|s| Duration::from_secs(s.into())),
         plugin_cache,
         plugins_dir: table.plugins_dir.clone(),
+        registry_logins: table.registry_logins.clone(),
         component_mib_max: table.component_mib_max,
         strict_fields: table.strict_fields.unwrap_or(false),
         body_mib_max: table.body_mib_max,

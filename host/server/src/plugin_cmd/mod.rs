@@ -3,6 +3,7 @@
 mod author;
 pub(crate) mod conform;
 mod inspect;
+mod registry;
 mod replay;
 pub(crate) mod schedule;
 mod sign;
@@ -24,6 +25,8 @@ pub fn run(command: &PluginCommand) -> anyhow::Result<ExitCode> {
         PluginCommand::Build { folder } => author::build(folder),
         PluginCommand::Keygen { file } => sign::keygen(file),
         PluginCommand::Sign { component, key } => sign::sign(component, key),
+        PluginCommand::Pull { reference, to, logins } => registry::pull(reference, to, logins.as_deref()),
+        PluginCommand::Push { component, to, logins } => registry::push(component, to, logins.as_deref()),
         PluginCommand::List => list(),
         PluginCommand::Inspect { plugin } => inspect::inspect(plugin),
         PluginCommand::Test { plugins, cases, json } => test::test(plugins, cases.as_deref(), *json),

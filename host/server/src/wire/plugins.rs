@@ -1,7 +1,7 @@
 //! Plugins as the operator names them: sources, grants, settings, digests.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
@@ -19,6 +19,7 @@ use text::Tokenizer;
 
 use super::exchange::Exchange;
 use crate::config;
+use crate::oci::{Logins, OciPlugin};
 use crate::report::PluginLine;
 use crate::settings::{Settings, plugin_name};
 
@@ -26,6 +27,9 @@ use crate::settings::{Settings, plugin_name};
 pub struct Plugins {
     host: PluginHost,
     tables: BTreeMap<String, config::PluginTable>,
+    /// Where plugins of registries are kept.
+    fetched: Option<PathBuf>,
+    logins: Logins,
 }
 
 /// What one load is made of.
@@ -48,7 +52,9 @@ impl Plugins {
             compile_timeout: server.compile_timeout.unwrap_or(defaults.compile_timeout),
             ..defaults
         };
-        Ok(Self { host: PluginHost::new(config, registry)?, tables: settings.plugins.clone() })
+        let logins = server.registry_logins.as_deref().map(Logins::read).transpose()?.unwrap_or_default();
+        let fetched = server.plugin_cache.as_ref().map(|cache| cache.join("oci"));
+        Ok(Self { host: PluginHost::new(config, registry)?, tables: settings.plugins.clone(), fetched, logins })
     }
 
     pub fn stage(&self, word: &str, tokenizer: &Tokenizer) -> anyhow::Result<Arc<dyn OutputStage>> {
@@ -139,8 +145,22 @@ impl Plugins {
         let settings = (!merged.is_empty()).then(|| Value::Object(merged).to_string());
         let tokenizer = tokenizer.map(|t| Arc::new(HostTokenizer(t.clone())) as Arc<dyn PluginTokenizer>);
         let capabilities = table.grant.iter().copied().collect();
-        let grants = Grants { capabilities, tokenizer, limits: table.limits, sha256: table.sha256 };
-        Ok(Order { source: PluginSource::parse(word), grants, settings })
+        let grants = Grants { capabilities, tokenizer, limits: table.limits, sha256: table.sha256.clone() };
+        let source = match &table.component {
+            None => PluginSource::parse(word),
+            Some(component) => self.source(&name, component)?,
+        };
+        Ok(Order { source, grants, settings })
+    }
+
+    /// Where the config says that a plugin is. Files of registries are named as the config names the plugin.
+    fn source(&self, name: &str, component: &str) -> anyhow::Result<PluginSource> {
+        if !OciPlugin::is_reference(component) {
+            return Ok(PluginSource::File(component.into()));
+        }
+        let cache =
+            self.fetched.as_ref().context("plugins of registries are kept in `plugin_cache`, and there is none")?;
+        Ok(PluginSource::File(OciPlugin::parse(component)?.fetch(cache, name, &self.logins)?))
     }
 
     /// One line per loaded plugin for the start-up report.

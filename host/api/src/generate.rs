@@ -15,6 +15,7 @@ use contract::sampling::TokenLogprobs;
 use engine::{Generation, SubmitError};
 use futures::stream::{self, Abortable, BoxStream, SelectAll, Stream, StreamExt};
 use text::{ConstraintPlan, EndOfStream, OutputPipeline, OutputUsage, Piece};
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::admission::Permit;
 use crate::error::{ApiError, Code};
@@ -98,7 +99,8 @@ impl Events {
         for job in &jobs {
             let group = state.0.ids.number();
             for copy in 0..terms.n {
-                let pipeline = model.text.open_output(&job.output).map_err(|e| text_error(&e))?;
+                let pipeline = apart(model.text.is_suspect(), || model.text.open_output(&job.output));
+                let pipeline = pipeline.map_err(|e| text_error(&e))?;
                 let request = request(job, terms, group, copy);
                 let generation = model.engine.submit(request).map_err(submit_error)?;
                 let choice = Choice {
@@ -210,7 +212,9 @@ impl Choice {
             TokenEvent::Prompt { logprobs } => ready.push_back(Ok(Event::Prompt { index, logprobs })),
             TokenEvent::Tokens { .. } if self.silent => self.end(EndOfStream::Length, None, ready)?,
             TokenEvent::Tokens { tokens, logprobs } => {
-                let mut piece = self.pipeline.push(&tokens, logprobs).map_err(|e| text_error(&e))?;
+                let pipeline = &mut self.pipeline;
+                let piece = apart(pipeline.is_suspect(), || pipeline.push(&tokens, logprobs));
+                let mut piece = piece.map_err(|e| text_error(&e))?;
                 let (stopped, enough) = (piece.stopped.take(), piece.enough);
                 ready.push_back(Ok(Event::Piece { index, piece }));
                 if stopped.is_some() || enough {
@@ -235,7 +239,8 @@ impl Choice {
     ) -> Result<(), ApiError> {
         self.generation = None;
         let index = self.index;
-        let piece = self.pipeline.finish(end).map_err(|e| text_error(&e))?;
+        let pipeline = &mut self.pipeline;
+        let piece = apart(pipeline.is_suspect(), || pipeline.finish(end)).map_err(|e| text_error(&e))?;
         // A stop string may only be complete once the held text is flushed.
         let stop_reason = piece.stopped.clone().map(StopReason::Text).or(stop_reason);
         ready.push_back(Ok(Event::Piece { index, piece }));
@@ -243,6 +248,13 @@ impl Choice {
         ready.push_back(Ok(Event::Done { index, end: End { finish_reason, stop_reason, usage } }));
         Ok(())
     }
+}
+
+/// Makes a call that may take until a plugin's deadline where no other stream waits for this thread. Other calls take a
+/// microsecond, and stay where they are.
+fn apart<T>(suspect: bool, call: impl FnOnce() -> T) -> T {
+    let threads = || Handle::try_current().is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if suspect && threads() { tokio::task::block_in_place(call) } else { call() }
 }
 
 /// Counts over all choices. A prompt counts once, however many choices it has.

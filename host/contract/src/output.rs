@@ -162,6 +162,10 @@ pub trait OutputStage: Send + Sync {
     fn constrain(&self, request: &StageRequest) -> Result<Option<Constraint>, PluginError>;
     /// Called once per stream.
     fn open(&self, request: &StageRequest) -> Result<Box<dyn StageSession>, PluginError>;
+    /// Calls were late not long ago, so the next one may take until its deadline: make it where nobody else waits for it.
+    fn is_suspect(&self) -> bool {
+        false
+    }
 }
 
 /// One stream's state in a stage. Calls are inline on the request's task and must not block.
@@ -170,4 +174,8 @@ pub trait StageSession: Send {
     fn feed(&mut self, events: Vec<OutputEvent>) -> Result<Vec<OutputEvent>, PluginError>;
     /// The last call; gives back whatever is held.
     fn finish(&mut self, reason: EndReason) -> Result<Vec<OutputEvent>, PluginError>;
+    /// As [`OutputStage::is_suspect`].
+    fn is_suspect(&self) -> bool {
+        false
+    }
 }

@@ -17,6 +17,14 @@ pub enum KitError {
         folder.display()
     )]
     NoSource { folder: PathBuf },
+    #[error("{} is not in Rust, so it has no native build to compare with", folder.display())]
+    NotRust { folder: PathBuf },
+    #[error(
+        "{} exports no plugin that can be built natively: `export_stage!`, `export_template!`, `export_scheduler!` or \
+         `export_rank!` with a public type is needed there",
+        path.display()
+    )]
+    NoExport { path: PathBuf },
     #[error("`{tool}` is not here: {fix}")]
     ToolMissing { tool: String, fix: String },
     #[error("`{command}` in {} failed ({status}):\n{output}", folder.display())]

@@ -5,13 +5,14 @@
 //! this crate, so it works far from a checkout.
 //!
 //! Start with `project.rs`, which reads a project's folder, then `make/`, one file per language; `component.rs` is the
-//! last step of those whose compiler gives a core module. The binary `kit` is what `cargo xtask plugins` calls.
+//! last step of those whose compiler gives a core module; `native.rs` times a Rust project without a sandbox. The binary `kit` is what `cargo xtask plugins` calls.
 
 mod component;
 mod create;
 mod embedded;
 mod error;
 pub mod make;
+pub mod native;
 mod project;
 mod run;
 

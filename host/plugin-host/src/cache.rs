@@ -21,6 +21,8 @@ use crate::digest::{Sha, ShaHasher, equal, hex, keyed};
 const FILE_BYTES_MAX: u64 = 512 << 20;
 /// Older files are deleted beyond this: each rebuild of a plugin, and each new server, leaves one behind.
 const FILES_MAX: usize = 64;
+/// In front of the code.
+const HMAC_BYTES: usize = 32;
 
 pub(crate) struct Cache {
     dir: PathBuf,
@@ -45,15 +47,15 @@ impl Cache {
     }
 
     /// The compiled code, if there is a file and it is ours.
-    pub fn get(&self, component: &Sha, engine: &Engine) -> Option<Vec<u8>> {
+    pub fn get(&self, component: &Sha, engine: &Engine) -> Option<Compiled> {
         let name = name(component, engine);
         let bytes = read_limited(&self.dir.join(&name), FILE_BYTES_MAX).ok()?;
-        let (code, compiled) = bytes.split_at_checked(32)?;
+        let (code, compiled) = bytes.split_at_checked(HMAC_BYTES)?;
         let ours = equal(&keyed(&self.key, &[name.as_bytes(), compiled]), code);
         if !ours {
             tracing::warn!(file = name, "a compiled plugin in the cache is not as it was written; compiling again");
         }
-        ours.then(|| compiled.to_vec())
+        ours.then_some(Compiled(bytes))
     }
 
     /// Keeps compiled code. Written beside and renamed, so that a reader never sees half a file.
@@ -84,6 +86,15 @@ impl Cache {
         files.sort();
         let surplus = files.len().saturating_sub(FILES_MAX);
         files.iter().take(surplus).try_for_each(|(_, path)| fs::remove_file(path))
+    }
+}
+
+/// A file of the cache that was found to be ours.
+pub(crate) struct Compiled(Vec<u8>);
+
+impl Compiled {
+    pub fn code(&self) -> &[u8] {
+        self.0.get(HMAC_BYTES..).unwrap_or_default()
     }
 }
 

@@ -119,6 +119,8 @@ pub struct HostConfig {
     pub compile_timeout: Duration,
     /// `start` functions, `configure`, `load` and `requires`, each, at load.
     pub configure_timeout: Duration,
+    /// Count the fuel of every kind and not of schedulers alone, for an author who wants to know it; calls are slower.
+    pub meter_all: bool,
     pub catalogue: Catalogue,
 }
 
@@ -137,6 +139,7 @@ impl Default for HostConfig {
             component_bytes_max: COMPONENT_BYTES_DEFAULT,
             compile_timeout: Duration::from_secs(120),
             configure_timeout: Duration::from_secs(1),
+            meter_all: false,
             catalogue: Catalogue::bundled(),
         }
     }

@@ -78,5 +78,8 @@ fn config(metered: bool) -> Config {
     config.wasm_multi_memory(false);
     // A backtrace costs time at every trap and says nothing without names, which bundled plugins do not carry.
     config.wasm_backtrace_max_frames(None);
+    // What only backtraces need would be a third of the compiled code, to be read and registered at every start.
+    config.generate_address_map(false);
+    config.native_unwind_info(false);
     config
 }

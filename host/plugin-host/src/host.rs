@@ -180,7 +180,8 @@ impl PluginHost {
         let manifest_fault = |message: String| PluginLoadError::Manifest { plugin: name.clone(), message };
         let limits = Limits::effective(kind, &manifest.limits, &grants.limits).map_err(manifest_fault)?;
         let settings_json = settings::effective(&name, &manifest, artifact.alias_settings.as_ref(), settings_json)?;
-        let component = self.component(&artifact, kind == Kind::Scheduler)?;
+        let metered = kind == Kind::Scheduler || self.config.meter_all;
+        let component = self.component(&artifact, metered)?;
         let surface = Surface::of(&component);
         let wit = check_exports(&name, kind, &surface)?;
         if artifact.manifest.is_some() && manifest.wit != wit {
@@ -206,6 +207,7 @@ impl PluginHost {
             wit,
             capabilities,
             limits,
+            metered,
             policy,
             settings_json,
             tokenizer: grants.tokenizer.clone(),

@@ -154,7 +154,7 @@ pub(crate) fn compile(
     config: &HostConfig,
 ) -> Result<Component, PluginLoadError> {
     if let Some(compiled) = cache.and_then(|cache| cache.get(&artifact.digest, engine)) {
-        match deserialize(engine, &compiled) {
+        match deserialize(engine, compiled.code()) {
             Ok(component) => return Ok(component),
             Err(e) => tracing::warn!(plugin = artifact.name, "cached code is refused, compiling again: {e:#}"),
         }

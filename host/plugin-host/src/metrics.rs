@@ -125,6 +125,8 @@ const OWN_NAME_BYTES_MAX: usize = 64;
 /// This many failures within [`FAILING_WINDOW`] make a plugin `failing`.
 const FAILING_COUNT: usize = 3;
 const FAILING_WINDOW: Duration = Duration::from_secs(60);
+/// For so long after a late call the next ones are made one at a time, and where they hold up nobody.
+const SUSPECT_MS: u64 = 60_000;
 
 /// The numbers of one loaded plugin. Loading the same plugin twice shares its time series, not its status.
 pub(crate) struct Meters {
@@ -139,6 +141,11 @@ pub(crate) struct Meters {
     calls: AtomicU64,
     nanos: AtomicU64,
     nanos_max: AtomicU64,
+    /// When a call was late, in milliseconds of `since`, plus one; 0: never.
+    late_at: AtomicU64,
+    since: Instant,
+    /// Calls and fuel, by export.
+    fuel: Vec<(AtomicU64, AtomicU64)>,
     failures: Mutex<Vec<Instant>>,
     own_names: Mutex<BTreeSet<String>>,
 }
@@ -159,6 +166,9 @@ impl Meters {
             calls: AtomicU64::new(0),
             nanos: AtomicU64::new(0),
             nanos_max: AtomicU64::new(0),
+            late_at: AtomicU64::new(0),
+            since: Instant::now(),
+            fuel: Export::ALL.iter().map(|_| Default::default()).collect(),
             failures: Mutex::new(Vec::new()),
             own_names: Mutex::new(BTreeSet::new()),
             families: families.clone(),
@@ -177,10 +187,29 @@ impl Meters {
         }
     }
 
+    fn since_ms(&self) -> u64 {
+        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// A call was late within the last minute.
+    pub fn is_suspect(&self) -> bool {
+        let late_at = self.late_at.load(Relaxed);
+        late_at > 0 && self.since_ms() < late_at.saturating_add(SUSPECT_MS)
+    }
+
+    pub fn spent(&self, export: Export, fuel: u64) {
+        let (calls, total) = &self.fuel[export as usize];
+        calls.fetch_add(1, Relaxed);
+        total.fetch_add(fuel, Relaxed);
+    }
+
     pub fn stopped(&self, cause: Cause) {
         let (counter, number) = &self.traps[cause as usize];
         counter.inc();
         number.fetch_add(1, Relaxed);
+        if cause == Cause::Late {
+            self.late_at.store(self.since_ms() + 1, Relaxed);
+        }
         // A typed error is an answer (a template's `raise_exception`), and a neighbour's trap was counted there.
         if matches!(cause, Cause::Refused | Cause::Neighbour) {
             return;
@@ -264,5 +293,13 @@ impl Meters {
 
     pub fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max.load(Relaxed)
+    }
+
+    pub fn fuel(&self) -> BTreeMap<&'static str, (u64, u64)> {
+        let of = |export: &Export| {
+            let (calls, fuel) = &self.fuel[*export as usize];
+            (export.as_str(), (calls.load(Relaxed), fuel.load(Relaxed)))
+        };
+        Export::ALL.iter().map(of).filter(|(_, (calls, _))| *calls > 0).collect()
     }
 }

@@ -25,6 +25,8 @@ pub(crate) struct Plugin {
     pub wit: String,
     pub capabilities: Vec<Capability>,
     pub limits: Limits,
+    /// Runs on the engine that counts fuel, as schedulers do.
+    pub metered: bool,
     pub policy: FailurePolicy,
     pub settings_json: String,
     pub tokenizer: Option<Arc<dyn PluginTokenizer>>,
@@ -33,13 +35,8 @@ pub(crate) struct Plugin {
 }
 
 impl Plugin {
-    /// Schedulers run on the engine that counts fuel.
-    pub fn is_metered(&self) -> bool {
-        self.kind == Kind::Scheduler
-    }
-
     pub fn engine(&self) -> &Engine {
-        if self.is_metered() { &self.engines.metered } else { &self.engines.timed }
+        if self.metered { &self.engines.metered } else { &self.engines.timed }
     }
 
     pub fn status(&self) -> PluginStatus {
@@ -66,6 +63,7 @@ impl Plugin {
             replays: self.meters.replays(),
             fallbacks: self.meters.fallbacks(),
             memory_bytes_max: self.meters.memory_bytes_max(),
+            fuel: self.meters.fuel(),
         }
     }
 }

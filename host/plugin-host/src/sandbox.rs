@@ -116,6 +116,9 @@ pub(crate) struct Budget {
     pub input_bytes: usize,
 }
 
+/// Fuel of a call that only time bounds: more than any call spends.
+pub(crate) const TIMED: u64 = u64::MAX >> 1;
+
 #[derive(Debug, thiserror::Error)]
 #[error("memory limit of {limit_bytes} bytes: {wanted_bytes} were asked for")]
 struct MemoryLimit {
@@ -206,13 +209,17 @@ impl Sandbox {
             (plugin.limits.output_bytes as usize).saturating_add(OUTPUT_PER_INPUT.saturating_mul(budget.input_bytes));
         self.store.set_hostcall_fuel(answer_bytes);
         self.store.set_epoch_deadline(plugin.engines.ticks(budget.time));
-        if plugin.is_metered() {
+        if plugin.metered {
             self.store.set_fuel(budget.fuel).map_err(|e| Stopped::new(export, Cause::Trap, e.to_string()))?;
         }
         self.store.data_mut().quotas = Quotas::full();
         let started = Instant::now();
         let outcome = call(&mut self.store);
         plugin.meters.called(export, started.elapsed(), self.memory_bytes());
+        if plugin.metered && outcome.is_ok() {
+            let left = self.store.get_fuel().unwrap_or_default();
+            plugin.meters.spent(export, budget.fuel.saturating_sub(left));
+        }
         outcome.map_err(|error| {
             self.dead = true;
             let (cause, message) = classify(&error, &budget, answer_bytes);

@@ -24,7 +24,9 @@ const REPLAY_TIME_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct WasmSession {
     core: Arc<StageCore>,
-    request: wit::Request,
+    /// For a replay. Its schemas are shared with every stream that has the same tools.
+    request: StageRequest,
+    with_schemas: bool,
     mode: Mode,
     journal: Journal,
     /// State after all events that were sent.
@@ -59,14 +61,15 @@ struct Replay {
 impl WasmSession {
     pub fn open(core: Arc<StageCore>, request: &StageRequest, with_schemas: bool) -> Result<Self, PluginError> {
         let checker = Checker::new(request);
-        let request = wit_request(request, with_schemas);
-        let seated = core.seat(&request, false).or_else(|_| {
+        let told = wit_request(request, with_schemas);
+        let seated = core.seat(&told, false).or_else(|_| {
             core.plugin.meters.replayed();
-            core.seat(&request, true)
+            core.seat(&told, true)
         });
         let unsent = Unsent::new(core.markers.clone());
         let mut session = Self {
-            request,
+            request: request.clone(),
+            with_schemas,
             mode: Mode::PassingThrough,
             journal: Journal::default(),
             start: checker.clone(),
@@ -130,7 +133,7 @@ impl WasmSession {
         self.replayed = self.replayed || !neighbour;
         self.core.plugin.meters.replayed();
         let deadline = Instant::now() + REPLAY_TIME_MAX;
-        let seat = self.core.seat(&self.request, true)?;
+        let seat = self.core.seat(&wit_request(&self.request, self.with_schemas), true)?;
         let mut replay = Replay { checker: self.start.clone(), seen: 0, fresh: Vec::new() };
         let feeds = self.journal.feeds().unwrap_or_default().iter().map(|events| Step::Feed(events));
         for step in feeds.chain(end.map(Step::Finish)) {
@@ -294,5 +297,9 @@ impl StageSession for WasmSession {
 
     fn finish(&mut self, reason: EndReason) -> Result<Vec<OutputEvent>, PluginError> {
         self.run(Some(&wit_end(reason)))
+    }
+
+    fn is_suspect(&self) -> bool {
+        matches!(self.mode, Mode::Live(_)) && self.core.plugin.meters.is_suspect()
     }
 }

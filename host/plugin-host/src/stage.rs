@@ -15,7 +15,7 @@ use crate::instance::{Instance, START_FUEL};
 use crate::manifest::FailurePolicy;
 use crate::metrics::Export;
 use crate::plugin::Plugin;
-use crate::sandbox::{Budget, Cause, Stopped, StoreData};
+use crate::sandbox::{Budget, Cause, Stopped, StoreData, TIMED};
 use crate::session::WasmSession;
 
 /// A shared store is renewed after this many times the streams that sit in it at once: leaks stay small.
@@ -34,6 +34,8 @@ pub(crate) struct StageCore {
     pub markers: Arc<[String]>,
     /// The store that the next streams go into, when streams share stores, and how many went in so far.
     filling: Mutex<Option<(Arc<Slot>, u32)>>,
+    /// Taken for calls of a stage that was late not long ago: one that takes its whole time takes one core and no more.
+    turn: Mutex<()>,
 }
 
 /// One store; `None` once it died.
@@ -91,7 +93,7 @@ impl WasmStage {
         let trial = wit_request(&trial, false);
         sandbox.call(Export::Open, budget, |store| stage.session().call_constructor(store, &trial)).map_err(fault)?;
         let markers = requirements.markers.clone().into();
-        let core = StageCore { plugin, pre, markers, filling: Mutex::new(None) };
+        let core = StageCore { plugin, pre, markers, filling: Mutex::new(None), turn: Mutex::new(()) };
         Ok(Self { core: Arc::new(core), requirements })
     }
 }
@@ -99,15 +101,20 @@ impl WasmStage {
 impl StageCore {
     /// Seats a stream. `alone: true` is for a replay: no neighbour may break it again.
     pub fn seat(&self, request: &wit::Request, alone: bool) -> Result<Seat, Stopped> {
+        let _turn = self.turn();
         let shared = self.plugin.limits.streams_per_store > 1 && !alone;
         let slot = if shared { self.shared_slot()? } else { Arc::new(self.slot()?) };
         let time = self.plugin.limits.call;
-        let budget = Budget { time, fuel: 0, input_bytes: request_bytes(request) };
+        let budget = Budget { time, fuel: TIMED, input_bytes: request_bytes(request) };
         let session = within(&slot, Export::Open, |instance| {
             let session = instance.bindings.tokenloom_output_stage().session();
             instance.sandbox.call(Export::Open, budget, |store| session.call_constructor(store, request))
         })?;
         Ok(Seat { slot, session, shared, time })
+    }
+
+    fn turn(&self) -> Option<MutexGuard<'_, ()>> {
+        self.plugin.meters.is_suspect().then(|| self.turn.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn slot(&self) -> Result<Slot, Stopped> {
@@ -133,12 +140,13 @@ impl StageCore {
 
     /// One call on a stream's session.
     pub fn step(&self, seat: &Seat, step: &Step<'_>) -> Result<Vec<wit::Event>, Stopped> {
+        let _turn = self.turn();
         let (export, input_bytes) = match step {
             Step::Feed(events) => (Export::Feed, events.iter().map(convert::event_bytes).sum()),
             // What is held may come out now.
             Step::Finish(_) => (Export::Finish, contract::output::HELD_BYTES_MAX),
         };
-        let budget = Budget { time: self.plugin.limits.call, fuel: 0, input_bytes };
+        let budget = Budget { time: self.plugin.limits.call, fuel: TIMED, input_bytes };
         within(&seat.slot, export, |instance| {
             let session = instance.bindings.tokenloom_output_stage().session();
             instance.sandbox.ask(export, budget, |store| match step {
@@ -149,8 +157,9 @@ impl StageCore {
     }
 
     fn constrain(&self, request: &wit::Request) -> Result<Option<wit::Constraint>, Stopped> {
+        let _turn = self.turn();
         let time = self.plugin.limits.call;
-        let budget = Budget { time, fuel: 0, input_bytes: request_bytes(request) };
+        let budget = Budget { time, fuel: TIMED, input_bytes: request_bytes(request) };
         let Instance { mut sandbox, bindings } =
             Instance::start(&self.plugin, time, |store| self.pre.instantiate(store))?;
         sandbox.ask(Export::Constrain, budget, |store| bindings.tokenloom_output_stage().call_constrain(store, request))
@@ -178,7 +187,7 @@ impl Drop for Seat {
     /// In a shared store the stream's resource is given back; a store of its own goes as a whole.
     fn drop(&mut self) {
         if self.shared {
-            let budget = Budget { time: self.time, fuel: 0, input_bytes: 0 };
+            let budget = Budget { time: self.time, fuel: TIMED, input_bytes: 0 };
             // A destructor that fails ends the store, and its other streams are replayed; nothing is left to do here.
             let _ = within(&self.slot, Export::Close, |instance| {
                 instance.sandbox.call(Export::Close, budget, |store| self.session.resource_drop(store))
@@ -228,5 +237,9 @@ impl OutputStage for WasmStage {
     fn open(&self, request: &StageRequest) -> Result<Box<dyn StageSession>, PluginError> {
         let session = WasmSession::open(self.core.clone(), request, self.requirements.tool_schemas)?;
         Ok(Box::new(session))
+    }
+
+    fn is_suspect(&self) -> bool {
+        self.core.plugin.meters.is_suspect()
     }
 }

@@ -43,6 +43,8 @@ pub struct PluginStatus {
     /// Times the declared failure policy was applied.
     pub fallbacks: u64,
     pub memory_bytes_max: u64,
+    /// By export: calls that ended well, and the fuel of all of them. Empty where fuel is not counted.
+    pub fuel: BTreeMap<&'static str, (u64, u64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

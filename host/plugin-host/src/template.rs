@@ -19,7 +19,7 @@ use crate::host::check_name;
 use crate::instance::{Instance, START_FUEL};
 use crate::metrics::Export;
 use crate::plugin::Plugin;
-use crate::sandbox::{Budget, Cause, Stopped};
+use crate::sandbox::{Budget, Cause, Stopped, TIMED};
 
 /// Idle stores that are kept. Rendering takes a millisecond, so few are ever needed at once.
 const IDLE_MAX: usize = 8;
@@ -98,7 +98,7 @@ impl WasmTemplate {
             None => self.fresh(time)?,
         };
         loaded.renders += 1;
-        let budget = Budget { time, fuel: 0, input_bytes: request_json.len() };
+        let budget = Budget { time, fuel: TIMED, input_bytes: request_json.len() };
         let Instance { sandbox, bindings } = &mut loaded.instance;
         let rendered = sandbox.ask(Export::Render, budget, |store| {
             bindings.tokenloom_template_template().call_render(store, request_json)

@@ -168,6 +168,16 @@ pub fn replay(path: &Path, policy: &mut dyn SchedulePolicy) -> Result<Replayed, 
     Ok(found)
 }
 
+/// A call of `resync` as a line of a trace holds it.
+pub fn resync_json(full: &Snapshot) -> serde_json::Value {
+    serde_json::to_value(Call::Resync(full.into())).expect("a snapshot is JSON")
+}
+
+/// A call of `step` as a line of a trace holds it.
+pub fn step_json(delta: &Delta) -> serde_json::Value {
+    serde_json::to_value(Call::Step(delta.into())).expect("a delta is JSON")
+}
+
 struct Lines {
     file: String,
     number: usize,

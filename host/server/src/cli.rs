@@ -139,6 +139,21 @@ pub enum PluginCommand {
         #[arg(long)]
         json: bool,
     },
+    /// What a plugin costs a call: nanoseconds, fuel and memory, beside the native build of the same crate.
+    Bench {
+        /// A bundled plugin, a component, or a project's folder, whose Rust crate is also built natively.
+        #[arg(value_name = "NAME|FILE.wasm|DIR")]
+        plugin: String,
+        /// The calls are those of these cases; without, of the folder's own, else of the conformance set.
+        #[arg(long, value_name = "FILE.jsonl")]
+        cases: Option<PathBuf>,
+        /// The Rust project to build natively.
+        #[arg(long, value_name = "DIR")]
+        native: Option<PathBuf>,
+        /// One JSON object instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
     /// Run a recorded trace of a scheduler again and compare every decision.
     Replay {
         /// What `--scheduler-trace` wrote.

@@ -50,11 +50,19 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
     })
 }
 
+/// The runtime that requests are served on. Plugins are called on its threads: more of them than cores, so that a plugin
+/// that takes its whole time holds up the streams of its own thread at most until the others have taken them over.
+pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    const THREADS_MIN: usize = 8;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    tokio::runtime::Builder::new_multi_thread().worker_threads((2 * cores).max(THREADS_MIN)).enable_all().build()
+}
+
 fn serve_command(args: &cli::ServeArgs) -> anyhow::Result<ExitCode> {
     let environment = env::Environment::read()?;
     environment.start_logging()?;
     let settings = Settings::gather(args, environment.config.as_deref())?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = runtime()?;
     runtime.block_on(async {
         let running = serve(settings).await?;
         eprint!("{}", running.report());

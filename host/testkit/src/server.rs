@@ -53,7 +53,7 @@ impl TestServer {
 
     fn in_folder(folder: TempDir, words: &[&str]) -> anyhow::Result<Self> {
         let settings = settings(words)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let runtime = server::runtime()?;
         let running = runtime.block_on(server::serve(settings))?;
         let (address, report) = (running.address(), running.report().to_string());
         Ok(Self { running: Some(running), runtime, address, report, folder })

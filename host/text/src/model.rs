@@ -171,6 +171,11 @@ impl TextModel {
         Ok(Prepared { prompt, rendered, stops, warnings })
     }
 
+    /// Opening a stream may take until a plugin's deadline; see [`OutputPipeline::is_suspect`].
+    pub fn is_suspect(&self) -> bool {
+        self.stages.iter().any(|stage| stage.is_suspect())
+    }
+
     /// Opens one stream's way out. Called once per choice.
     pub fn open_output(&self, job: &OutputJob) -> Result<OutputPipeline, TextError> {
         let mut job = job.clone();

@@ -152,6 +152,10 @@ impl OutputStage for ShadowStage {
         let (samples, counts) = (self.samples.clone(), Arc::clone(&self.counts));
         Ok(Box::new(ShadowSession { live, sample: Some(sample), events: Vec::new(), bytes: 0, samples, counts }))
     }
+
+    fn is_suspect(&self) -> bool {
+        self.live.is_suspect()
+    }
 }
 
 impl ShadowStage {
@@ -175,6 +179,10 @@ struct ShadowSession {
 }
 
 impl StageSession for ShadowSession {
+    fn is_suspect(&self) -> bool {
+        self.live.is_suspect()
+    }
+
     fn feed(&mut self, events: Vec<OutputEvent>) -> Result<Vec<OutputEvent>, PluginError> {
         if let Some(sample) = &mut self.sample {
             self.bytes += events.iter().map(bytes_of).sum::<usize>();

@@ -1,12 +1,14 @@
 //! `tokenloom plugin …`: one file per command, `author.rs` for those that need no component yet.
 
 mod author;
+pub mod bench;
 pub(crate) mod conform;
 mod inspect;
 mod registry;
 mod replay;
 pub(crate) mod schedule;
 mod sign;
+mod tape;
 mod test;
 
 use std::process::ExitCode;
@@ -30,6 +32,10 @@ pub fn run(command: &PluginCommand) -> anyhow::Result<ExitCode> {
         PluginCommand::List => list(),
         PluginCommand::Inspect { plugin } => inspect::inspect(plugin),
         PluginCommand::Test { plugins, cases, json } => test::test(plugins, cases.as_deref(), *json),
+        PluginCommand::Bench { plugin, cases, native, json } => {
+            let order = bench::Order { plugin: plugin.clone(), cases: cases.clone(), native: native.clone() };
+            bench::bench(&order, *json)
+        }
         PluginCommand::Replay { trace, scheduler, settings } => {
             replay::replay(trace, scheduler.as_deref(), settings.as_deref())
         }
@@ -38,12 +44,15 @@ pub fn run(command: &PluginCommand) -> anyhow::Result<ExitCode> {
 
 /// A host that loads whatever some server might: its operator decides about size and digests.
 fn host() -> anyhow::Result<PluginHost> {
-    let config = HostConfig {
+    Ok(PluginHost::new(host_config(), &mut Registry::default())?)
+}
+
+fn host_config() -> HostConfig {
+    HostConfig {
         cache_dir: crate::env::plugin_cache_default(),
         component_bytes_max: COMPONENT_BYTES_MAX,
         ..HostConfig::default()
-    };
-    Ok(PluginHost::new(config, &mut Registry::default())?)
+    }
 }
 
 fn list() -> anyhow::Result<ExitCode> {

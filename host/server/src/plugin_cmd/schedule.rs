@@ -17,6 +17,9 @@ use crate::rehearsal::{Actor, News, Rehearsal, Stage, TOKENS_MAX};
 const STEPS_MAX: u64 = 20_000;
 const REQUESTS_MAX: usize = 1024;
 
+/// What a policy without cases of its own is measured on.
+pub(super) const EXAMPLE: &str = include_str!("../../../../examples/rust/scheduler/cases.jsonl");
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Case {

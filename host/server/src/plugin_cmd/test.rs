@@ -90,7 +90,7 @@ fn json_line(result: &CaseResult) -> String {
     json!({"id": result.id, "title": result.title, "outcome": outcome, "reason": reason}).to_string()
 }
 
-fn read_cases(path: &Path) -> anyhow::Result<String> {
+pub(super) fn read_cases(path: &Path) -> anyhow::Result<String> {
     let read = || -> anyhow::Result<String> {
         let size = std::fs::metadata(path)?.len();
         ensure!(size <= CASES_BYTES_MAX, "{size} bytes, the limit is {CASES_BYTES_MAX}");
@@ -119,7 +119,7 @@ fn plan(words: &[String], cases: Option<&Path>, host: &PluginHost) -> anyhow::Re
 }
 
 /// The one component of a plugin's folder.
-fn component_of(folder: &Path) -> anyhow::Result<PathBuf> {
+pub(super) fn component_of(folder: &Path) -> anyhow::Result<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();
@@ -161,7 +161,7 @@ fn plan_of(words: &[String], cases: PathBuf, host: &PluginHost) -> anyhow::Resul
     Ok(Plan { chain: Chain::Given { stages, provides }, template: None, scheduler: None, cases, conform: false })
 }
 
-fn kind_of(word: &str, host: &PluginHost) -> anyhow::Result<Option<Kind>> {
+pub(super) fn kind_of(word: &str, host: &PluginHost) -> anyhow::Result<Option<Kind>> {
     match PluginSource::parse(word) {
         PluginSource::Bundled(name) => Ok(bundled(&name).map(|manifest| manifest.kind)),
         source => Ok(host.inspect(&source)?.kind),
@@ -170,7 +170,7 @@ fn kind_of(word: &str, host: &PluginHost) -> anyhow::Result<Option<Kind>> {
 
 /// The parser names a stage stands for: an alias for itself, a plugin for its name and the aliases that do not change
 /// its settings.
-fn provided_by(word: &str, host: &PluginHost) -> anyhow::Result<Vec<String>> {
+pub(super) fn provided_by(word: &str, host: &PluginHost) -> anyhow::Result<Vec<String>> {
     let (name, manifest) = match PluginSource::parse(word) {
         PluginSource::Bundled(name) => (name.clone(), bundled(&name)),
         source => {

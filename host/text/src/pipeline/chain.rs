@@ -50,6 +50,11 @@ impl Chain {
         self.step.as_ref()
     }
 
+    /// A stage may keep its next call waiting.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.stages.iter().filter_map(|stage| stage.session.as_ref()).any(|session| session.is_suspect())
+    }
+
     /// Stages that were cut out of this stream.
     pub(super) fn violations(&self) -> u32 {
         self.stages.iter().map(|stage| u32::from(stage.was_cut_out)).sum()

@@ -180,6 +180,11 @@ impl OutputPipeline {
         }
     }
 
+    /// The next push or finish may take until a plugin's deadline: make it where nobody else waits for it.
+    pub fn is_suspect(&self) -> bool {
+        self.chain.is_suspect()
+    }
+
     /// Takes the tokens of one engine step. `logprobs` is empty or has one entry per token.
     ///
     /// After [`Piece::stopped`] or [`Piece::enough`] was set, tokens are ignored: they were sampled before the caller could know.

@@ -6,6 +6,7 @@ mod choosing;
 mod config;
 mod errors;
 mod folder;
+mod load;
 mod plugins;
 mod prompts;
 mod reasoning;
@@ -13,6 +14,7 @@ mod sched;
 mod stream;
 mod swap;
 mod tools;
+mod traps;
 mod trust;
 
 use serde_json::{Value, json};

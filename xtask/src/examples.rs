@@ -7,9 +7,9 @@ use anyhow::Result;
 
 use crate::process::{Step, cargo};
 
-/// What `cargo xtask test` runs: compiled ones take seconds each, and one stands for JavaScript. Python's take a minute
-/// and are run by name; all of them are written out by the tests of `kit`.
-const EXAMPLES: [&str; 8] = [
+/// What `cargo xtask test` runs: compiled ones take seconds each, and one stands for JavaScript, one for Python; the
+/// others are run by name. All of them are written out by the tests of `kit`.
+const EXAMPLES: [&str; 9] = [
     "rust/output",
     "rust/redaction",
     "rust/scheduler",
@@ -18,6 +18,7 @@ const EXAMPLES: [&str; 8] = [
     "c/scheduler",
     "c/template",
     "javascript/template",
+    "python/output",
 ];
 
 /// The version that the examples were written with.
@@ -44,6 +45,9 @@ pub fn run(root: &Path, words: &[&str]) -> Result<()> {
         build.args(["plugin", "build"]).arg(&folder).check()?;
         Step::new(&tokenloom, root).args(["plugin", "test"]).arg(&folder).check()?;
         if example.starts_with("rust/") {
+            // The native build that the component is measured beside.
+            let bench = Step::new(&tokenloom, root).env("CARGO_TARGET_DIR", &shared);
+            bench.args(["plugin", "bench"]).arg(&folder).check()?;
             cargo(&folder).env("CARGO_TARGET_DIR", &shared).args(["test", "--quiet"]).check()?;
         }
     }

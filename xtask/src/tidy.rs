@@ -58,6 +58,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "plugin-host",
             "record",
             "scheduler",
+            "server",
             "testkit",
             "text",
         ],
@@ -219,8 +220,31 @@ fn released_wit(root: &Path) -> Result<Vec<String>> {
         if recorded.trim() != digest {
             faults.push(format!("{}: a released file never changes; add a version instead", file.display()));
         }
+        // `released/VERSION/PACKAGE/FILE.wit` is what `PACKAGE/FILE.wit` says, for as long as that version is spoken.
+        let spoken: PathBuf = file.strip_prefix(&released)?.components().skip(1).collect();
+        let now = fs::read_to_string(root.join("wit").join(&spoken)).unwrap_or_default();
+        faults.extend(changed_wit(&spoken.display().to_string(), &fs::read_to_string(&file)?, &now));
     }
     Ok(faults)
+}
+
+/// What a package says may be said better, and must be the same.
+fn changed_wit(name: &str, released: &str, now: &str) -> Option<String> {
+    let said = |text: &str| -> Vec<String> {
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
+        lines.map(str::to_owned).collect()
+    };
+    let (released, now) = (said(released), said(now));
+    let first = released.iter().zip(&now).find(|(before, after)| before != after);
+    let what = match first {
+        Some((before, after)) => format!("`{before}` became `{after}`"),
+        None if released.len() != now.len() => format!("{} lines became {}", released.len(), now.len()),
+        None => return None,
+    };
+    Some(format!(
+        "wit/{name} is not what was released: {what}; a component built against the released version must go on working, so \
+         give the package a new version and an adapter"
+    ))
 }
 
 fn rust_files(root: &Path) -> Result<Vec<PathBuf>> {
@@ -260,6 +284,16 @@ mod tests {
         assert_eq!(lengths("f.rs", &long).len(), 1);
         let short = format!("fn a() {{\n{}}}\n", "    x();\n".repeat(FUNCTION_LINES_MAX - 2));
         assert_eq!(lengths("f.rs", &short), Vec::<String>::new());
+    }
+
+    /// Comments may change; a field may not.
+    #[test]
+    fn changes_of_a_released_interface_are_found() {
+        let released = "/// A.\npackage a:b@0.1.0;\nrecord r {\n  x: u32,\n}\n";
+        assert_eq!(changed_wit("b/b.wit", released, &released.replace("/// A.", "/// Better.\n\n")), None);
+        for (from, to) in [("u32", "u64"), ("  x: u32,\n", "  x: u32,\n  y: u32,\n"), ("record", "variant")] {
+            assert!(changed_wit("b/b.wit", released, &released.replace(from, to)).is_some(), "{from}");
+        }
     }
 
     #[test]

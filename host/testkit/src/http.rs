@@ -103,7 +103,12 @@ impl TestServer {
 
     /// Posts and gives the stream's events one by one; dropping it closes the connection.
     pub fn open_stream(&self, path: &str, body: &Value) -> anyhow::Result<Stream> {
-        let response = self.send(path, &[], &body.to_string())?;
+        self.open_stream_with(path, &[], body)
+    }
+
+    /// [`TestServer::open_stream`] with headers.
+    pub fn open_stream_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> anyhow::Result<Stream> {
+        let response = self.send(path, headers, &body.to_string())?;
         if response.status() != 200 {
             let answer = answer(response)?;
             anyhow::bail!("status {}: {}", answer.status, answer.text);

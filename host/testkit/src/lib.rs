@@ -7,6 +7,7 @@ pub mod fold;
 pub mod folder;
 pub mod http;
 mod server;
+pub mod swap;
 
 pub use folder::Folder;
 pub use http::{Answer, Event};

@@ -10,10 +10,18 @@ pub const POLICY_COST: &str = "policy-cost";
 pub const CPU: &str = "cpu";
 pub const PROBE: &str = "probe";
 pub const STAGE_SPEED: &str = "stage-speed";
+pub const PLATFORM: &str = "platform";
+pub const HOSTILE: &str = "hostile";
+pub const SWAP: &str = "swap";
+pub const SOAK: &str = "soak";
+
+/// These need no model.
+const WITHOUT_MODEL: [&str; 5] = [STAGE_SPEED, PLATFORM, HOSTILE, SWAP, SOAK];
 
 const USAGE: &str = "\
 bench [NAME...] --model MODEL [--dummy] [--threads N,N] [--cells CELL,CELL] [--rounds N] [--quick] [--stdout]
-  NAME     plugin-cost, policy-cost, cpu, stage-speed (needs no model), probe; without one, all but the last
+  NAME     plugin-cost, policy-cost, cpu, probe; and without a model stage-speed, platform, hostile, swap, soak;
+           without a name, plugin-cost, policy-cost, cpu and stage-speed
   MODEL    a GGUF file or a folder; with --dummy only its config.json is read, and the weights are random
   CELL     prefill:TOKENS, or decode:STREAMSxCONTEXT; only for cpu
   --quick  few tokens, one round: to see that it works, not to measure
@@ -29,6 +37,8 @@ pub struct Args {
     pub rounds: usize,
     pub quick: bool,
     pub stdout: bool,
+    /// Of `platform`: only this chain, in a process of its own.
+    pub chain: Option<usize>,
 }
 
 /// One thing to measure.
@@ -56,6 +66,7 @@ impl Args {
             rounds: 3,
             quick: false,
             stdout: false,
+            chain: None,
         };
         while let Some(word) = words.next() {
             let mut value = || words.next().with_context(|| format!("{word} needs a value\n\n{USAGE}"));
@@ -67,7 +78,9 @@ impl Args {
                 "--dummy" => args.dummy = true,
                 "--quick" => args.quick = true,
                 "--stdout" => args.stdout = true,
-                PLUGIN_COST | POLICY_COST | CPU | PROBE | STAGE_SPEED => args.names.push(word),
+                "--chain" => args.chain = Some(value()?.parse().context("--chain")?),
+                PLUGIN_COST | POLICY_COST | CPU | PROBE => args.names.push(word),
+                name if WITHOUT_MODEL.contains(&name) => args.names.push(word),
                 _ => bail!("unknown word `{word}`\n\n{USAGE}"),
             }
         }
@@ -79,7 +92,7 @@ impl Args {
         }
         ensure!((1..=100).contains(&args.rounds), "--rounds {} is not in 1..=100", args.rounds);
         ensure!(args.threads.iter().all(|n| (1..=1024).contains(n)), "--threads must be in 1..=1024");
-        if args.names.iter().all(|name| name == STAGE_SPEED) {
+        if args.names.iter().all(|name| WITHOUT_MODEL.contains(&name.as_str())) {
             return Ok(args);
         }
         args.model = model.with_context(|| format!("--model is missing\n\n{USAGE}"))?;
@@ -160,7 +173,7 @@ mod tests {
         let args =
             parse("cpu --model m.gguf --threads 2 --cells prefill:64,decode:8x128 --rounds 5").expect("a command line");
         assert_eq!((args.names, args.threads, args.rounds), (vec!["cpu".to_owned()], vec![2], 5));
-        assert!(parse("stage-speed").is_ok());
+        assert!(parse("stage-speed platform --quick").is_ok());
         assert_eq!(args.cells, [Cell::Prefill { tokens: 64 }, Cell::Decode { streams: 8, context: 128 }]);
     }
 

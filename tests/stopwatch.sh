@@ -82,7 +82,7 @@ for language in "${languages[@]}"; do
         run_line "$line" > out 2>&1 < /dev/null || { cat out >&2; echo "failed: $line" >&2; exit 1; }
         seconds=$(since "$at")
         printf '%7s s  $ %s\n' "$seconds" "$line" | sed "s/ --port $port//; s/localhost:$port/localhost:8000/" >> "$transcript"
-        sed "s#$scratch#.#g; s#$HOME#~#g; s/^/           /" out | cut -c1-160 | tail -n 8 >> "$transcript"
+        sed "s#$scratch#.#g; s#$HOME#~#g; s/^/           /" out | cut -c1-400 | tail -n 8 >> "$transcript"
     done < lines
     # Text of an invented format became a call, or reasoning, and none of its marks is left.
     case $language in

@@ -16,8 +16,9 @@ use crate::limits::OUTPUT_PER_INPUT;
 use crate::metrics::Export;
 use crate::plugin::Plugin;
 
-/// Core instances, tables and memories of one store. A component made from one module has about four instances.
-const INSTANCES_MAX: usize = 32;
+/// Core instances, tables and memories of one store. A component made from one module has about four instances, a Python one
+/// some fifty: the interpreter and each of its libraries is a module with others around it.
+const INSTANCES_MAX: usize = 128;
 const TABLES_MAX: usize = 16;
 const MEMORIES_MAX: usize = 8;
 /// Function tables of large guests have some ten thousand elements.

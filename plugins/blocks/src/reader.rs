@@ -212,7 +212,7 @@ struct Reader<'a, 'b> {
 impl Reader<'_, '_> {
     fn push(&mut self, symbol: Symbol) -> Step {
         match &mut self.block.state {
-            State::Json(_) | State::Object(_) | State::Values(_) => return self.into_value(symbol),
+            State::Json(_) | State::Object(_) | State::Values(_) => return self.read_value(symbol),
             State::Value(value) => {
                 if self.block.tail.is_empty()
                     && let Some(Kind::Tags(tagged)) = self.format.named.as_ref().map(|shape| &shape.kind)

@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(&spelled[..2], first);
         assert_eq!(&spelled[2..5], ['<', 'b', '>'].map(Symbol::from));
         assert_eq!(spelled[5..], [Symbol::tag(2)]);
-        let groups: &[&[Vec<Symbol>]] = &[&[], &[spelled.clone()]];
+        let groups: &[&[Vec<Symbol>]] = &[&[], std::slice::from_ref(&spelled)];
         assert_eq!(towards_groups(&first, groups), Towards::Maybe);
         assert_eq!(towards_groups(&spelled, groups), Towards::Yes(1));
         assert_eq!(towards_groups(&spelled[1..], groups), Towards::No);

@@ -12,7 +12,7 @@ use crate::values::Notation;
 impl Reader<'_, '_> {
     /// A symbol of a value that knows its own end. Markers inside are text like any other, except the quotes of the
     /// format's own.
-    pub(super) fn into_value(&mut self, symbol: Symbol) -> Step {
+    pub(super) fn read_value(&mut self, symbol: Symbol) -> Step {
         let own = matches!((&self.block.state, self.format.named.as_ref().map(|shape| &shape.kind)),
             (State::Values(_), Some(Kind::Values(Notation::Bare { quote }))) if quote.contains(&symbol));
         let Some(tag) = symbol.as_tag().filter(|_| !own) else { return self.value_symbol(symbol) };

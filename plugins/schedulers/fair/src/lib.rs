@@ -61,6 +61,8 @@ impl Scheduler for Fair {
             queue: Queue::default(),
             tenants: BTreeMap::new(),
             given: Vec::new(),
+            seated: Vec::new(),
+            sitting: Vec::new(),
             step: 0,
         }
     }
@@ -89,6 +91,12 @@ struct Given {
     tokens: u32,
 }
 
+/// A request on a seat.
+struct Seated {
+    tenant: u32,
+    decodes: bool,
+}
+
 /// A request whose tenant is next.
 struct Turn {
     slot: u32,
@@ -106,6 +114,10 @@ pub struct FairPolicy {
     queue: Queue<u32>,
     tenants: BTreeMap<u32, Tenant>,
     given: Vec<Given>,
+    /// By slot, who is counted among the tenants' seats.
+    seated: Vec<Option<Seated>>,
+    /// Tenants of whom the last decision seats one more; the next delta says whether it did.
+    sitting: Vec<u32>,
     /// The step of the last call.
     step: u64,
 }
@@ -157,7 +169,17 @@ impl FairPolicy {
     }
 
     fn apply(&mut self, delta: &mut Delta) {
+        let mut touched: Vec<u32> = self.given.iter().map(|given| given.slot).collect();
+        touched.extend_from_slice(&delta.preempted);
+        for triples in [&delta.finished, &delta.progress] {
+            touched.extend(triples.as_chunks::<3>().0.iter().map(|&[slot, _, _]| slot));
+        }
         self.settle(delta);
+        for tenant in std::mem::take(&mut self.sitting) {
+            if let Some(tenant) = self.tenants.get_mut(&tenant) {
+                tenant.seats = tenant.seats.saturating_sub(1);
+            }
+        }
         for tenant in &delta.tenants {
             self.name(tenant.id, tenant.weight);
         }
@@ -170,17 +192,32 @@ impl FairPolicy {
         let arrived: Vec<u32> = delta.arrived.iter().map(|arrival| arrival.tenant).collect();
         arrived.into_iter().for_each(|tenant| self.enters(tenant));
         self.queue.apply(delta, |arrival| arrival.tenant);
-        self.count();
+        self.count(&touched);
     }
 
-    fn count(&mut self) {
-        for tenant in self.tenants.values_mut() {
-            (tenant.seats, tenant.decoding) = (0, 0);
-        }
-        for request in self.queue.seated_from_the_end() {
-            let tenant = self.tenants.entry(request.place.0).or_default();
-            tenant.seats += 1;
-            tenant.decoding += u32::from(request.decodes());
+    /// Brings the tenants' seats and decodes up to date with what became of some slots: the seated are too many to be gone
+    /// through at every step.
+    fn count(&mut self, touched: &[u32]) {
+        for &slot in touched {
+            let request = self.queue.get(slot).filter(|request| request.running);
+            let now = request.map(|request| Seated { tenant: request.place.0, decodes: request.decodes() });
+            let index = slot as usize;
+            if self.seated.len() <= index {
+                if now.is_none() {
+                    continue;
+                }
+                self.seated.resize_with(index + 1, || None);
+            }
+            if let Some(was) = std::mem::replace(&mut self.seated[index], now) {
+                let tenant = self.tenants.entry(was.tenant).or_default();
+                tenant.seats = tenant.seats.saturating_sub(1);
+                tenant.decoding = tenant.decoding.saturating_sub(u32::from(was.decodes));
+            }
+            if let Some(now) = &self.seated[index] {
+                let tenant = self.tenants.entry(now.tenant).or_default();
+                tenant.seats += 1;
+                tenant.decoding += u32::from(now.decodes);
+            }
         }
     }
 
@@ -263,8 +300,9 @@ impl FairPolicy {
             let tokens = turn.need.min(part).min(room.tokens_from(turn.start));
             room.take(turn.start, tokens);
             self.charge(tenant, f64::from(tokens));
-            if let Some(known) = self.tenants.get_mut(&tenant) {
-                known.seats += u32::from(turn.sits);
+            if let Some(known) = self.tenants.get_mut(&tenant).filter(|_| turn.sits) {
+                known.seats += 1;
+                self.sitting.push(tenant);
             }
             wants.push((Given { tenant, slot: turn.slot, tokens }, turn));
         }
@@ -299,15 +337,20 @@ impl Policy for FairPolicy {
     fn resync(&mut self, full: Snapshot) {
         self.step = full.limits.step;
         self.given.clear();
-        self.tenants.values_mut().for_each(|tenant| tenant.live = 0);
+        self.sitting.clear();
+        for tenant in self.tenants.values_mut() {
+            (tenant.live, tenant.seats, tenant.decoding) = (0, 0, 0);
+        }
         for tenant in &full.tenants {
             self.name(tenant.id, tenant.weight);
         }
         for seat in &full.seats {
             self.enters(seat.request.tenant);
         }
+        let slots: Vec<u32> = full.seats.iter().map(|seat| seat.request.slot).collect();
         self.queue.restart(full, |arrival| arrival.tenant);
-        self.count();
+        self.seated.clear();
+        self.count(&slots);
     }
 
     fn step(&mut self, mut delta: Delta) -> Decision {

@@ -423,8 +423,8 @@ function look(at, note) {
   const rows = $('stages-table').tBodies[0].rows;
   [...rows].forEach((row, index) => row.classList.toggle('here', index === explorer.at));
   // Within its own box: the buttons must stay where they are.
-  const box = $('stages-table').parentElement;
-  if (!note && rows[explorer.at]) box.scrollTop = rows[explorer.at].offsetTop - box.clientHeight / 2;
+  const frame = $('stages-table').parentElement;
+  if (!note && rows[explorer.at]) frame.scrollTop = rows[explorer.at].offsetTop - frame.clientHeight / 2;
   const seen = { content: '', reasoning: '', calls: [] };
   for (const delta of steps.slice(0, explorer.at + 1).flatMap((step) => step.deltas)) {
     if (delta.type === 'content' || delta.type === 'reasoning') seen[delta.type] += delta.text;

@@ -1,14 +1,17 @@
 """Gold calls of the Berkeley Function-Calling Leaderboard, written in each tool-call format and read back.
 
-    python3 tests/bench/bfcl.py    # a table of the bundled stages; exit 1 unless all are equal
+    python3 tests/bench/bfcl.py            # a table of the bundled stages; exit 1 unless all are equal
+    python3 tests/bench/bfcl.py --peers    # the same texts with the parsers of two other projects too
 
-What was written is left in `bfcl-rendered.jsonl` in the build folder, for other parsers to be scored on.
+The tables go to `results/` as JSON. Peers are the crates `tool-parser` and `dynamo-parsers`, built by `peers/`, a
+workspace of its own. What was written is left in `bfcl-rendered.jsonl` in the build folder.
 
 The data comes with the package `bfcl-eval`, which is installed into a folder of its own under the build folder; nothing
 of the package is run. Its schemas are Python's (`dict`, `float`, `tuple`) and become JSON Schema here; of several
 answers that it accepts the first is the gold call.
 """
 
+import datetime
 import json
 import os
 import subprocess
@@ -114,8 +117,48 @@ def main():
             lines.append(json.dumps(item, ensure_ascii=False))
     gold.write_text("\n".join(lines) + "\n")
     print(f"{len(lines)} answers of {PACKAGE}", flush=True)
+    scores, ok = ours(gold, rendered)
+    if "--peers" in sys.argv[1:]:
+        scores.update(peers(build, rendered))
+    table(scores)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H%M%SZ")
+    result = {"name": "bfcl", "date": date, "commit": commit, "package": PACKAGE, "answers": len(lines), "equal_of_all": scores}
+    path = ROOT / "tests/bench/results" / f"bfcl-{date}-{commit}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print("written:", path)
+    return 0 if ok else 1
+
+
+def ours(gold, rendered):
+    """Streamed in three cuttings, and nothing but the calls may come out: format, set, equal and all."""
     cargo = ["cargo", "run", "--quiet", "--package", "cases", "--example", "score", "--", str(gold), str(rendered)]
-    return subprocess.run(cargo, cwd=ROOT / "plugins").returncode
+    run = subprocess.run(cargo, cwd=ROOT / "plugins", stdout=subprocess.PIPE, text=True)
+    head, *rows = run.stdout.splitlines()
+    sets, scores = head.split()[1:], {}
+    for row in rows:
+        cells = row.split()
+        counts = [list(map(int, cell.split("/"))) for cell in cells[-len(sets):]]
+        scores[" ".join(cells[: -len(sets)])] = dict(zip(sets, counts))
+    return {"tokenloom": scores}, run.returncode == 0 and bool(rows)
+
+
+def peers(build, rendered):
+    """Whole texts at once, and text beside the calls does not count."""
+    cargo = ["cargo", "run", "--quiet", "--locked", "--target-dir", str(build / "peers"), "--", str(rendered)]
+    run = subprocess.run(cargo, cwd=ROOT / "tests/bench/peers", stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(run.stdout)
+
+
+def table(scores):
+    formats = scores["tokenloom"]
+    print(f"{'format':<28}" + "".join(f"{parser:>16}" for parser in scores))
+    for name in formats:
+        cells = []
+        for parser in scores.values():
+            counts = parser.get(name, {}).values()
+            cells.append(f"{sum(c[0] for c in counts)}/{sum(c[1] for c in counts)}" if counts else "-")
+        print(f"{name:<28}" + "".join(f"{cell:>16}" for cell in cells))
 
 
 sys.exit(main())

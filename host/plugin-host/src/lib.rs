@@ -28,6 +28,7 @@ mod load;
 mod manifest;
 mod metrics;
 mod plugin;
+mod rest;
 mod sandbox;
 mod scheduler;
 mod session;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use contract::output::{Channel, EndReason, HELD_BYTES_MAX, OutputEvent, StageRequest, StageSession};
+use contract::output::{EndReason, HELD_BYTES_MAX, OutputEvent, StageRequest, StageSession};
 use contract::{PluginError, Severity};
 
 use crate::bindings::output::wit;
@@ -15,6 +15,7 @@ use crate::events::Checker;
 use crate::journal::Journal;
 use crate::manifest::FailurePolicy;
 use crate::metrics::Export;
+use crate::rest::Rest;
 use crate::sandbox::{Cause, Stopped};
 use crate::stage::{Seat, StageCore, Step};
 use crate::unsent::Unsent;
@@ -38,12 +39,9 @@ pub(crate) struct WasmSession {
     /// Events given to the next stage so far.
     sent: u64,
     replayed: bool,
-    /// The stage rests until text with one of these characters comes.
-    rests: Option<String>,
+    /// The stage need not be asked about all text.
+    rest: Option<Rest>,
 }
-
-/// The key of the event that ends a feed of a stage that rests; `docs/protocols.md` section 2.
-const RESTS: &str = "rests";
 
 enum Mode {
     Live(Seat),
@@ -78,7 +76,7 @@ impl WasmSession {
             fed_calls: 0,
             sent: 0,
             replayed: false,
-            rests: None,
+            rest: None,
             core,
         };
         match seated {
@@ -181,13 +179,11 @@ impl WasmSession {
             }
         }
         self.sent += events.len() as u64;
-        let rests = match events.pop_if(|event| matches!(event, wit::Event::Ext(setting) if setting.key == RESTS)) {
-            Some(wit::Event::Ext(setting)) => Some(setting.value),
-            _ => None,
-        };
+        let rest = Rest::take(&mut events);
         self.unsent.came_out(&events);
-        // A stage that holds text or a call does not rest, whatever it says.
-        self.rests = rests.filter(|_| !last && self.unsent.held_bytes() == 0 && self.checker.open_call().is_none());
+        // A stage that holds text does not rest, whatever it says.
+        let (nothing_held, in_call) = (self.unsent.held_bytes() == 0, self.checker.open_call().is_some());
+        self.rest = rest.filter(|rest| !last && nothing_held && rest.is_in_call() == in_call);
         let mut out: Vec<OutputEvent> = events.into_iter().map(event).collect();
         if last {
             // What is still pending now was swallowed on purpose: markers, call syntax.
@@ -265,13 +261,6 @@ impl WasmSession {
     }
 }
 
-/// Whether a stage that rests until one of these characters would pass the event on unchanged.
-fn passes(event: &OutputEvent, until: &str) -> bool {
-    let OutputEvent::Text { channel: Channel::Content, text, token: None } = event else { return false };
-    let ends_right = until.is_empty() || !text.ends_with(char::is_whitespace);
-    !text.is_empty() && ends_right && !text.contains(|c| until.contains(c))
-}
-
 /// Checks a whole answer before any of it is used.
 fn check(checker: &mut Checker, events: &[wit::Event]) -> Result<(), Stopped> {
     let rules = Checker::check_count(events.len()).and_then(|()| events.iter().try_for_each(|e| checker.step(e)));
@@ -279,17 +268,19 @@ fn check(checker: &mut Checker, events: &[wit::Event]) -> Result<(), Stopped> {
 }
 
 impl StageSession for WasmSession {
-    fn feed(&mut self, events: Vec<OutputEvent>) -> Result<Vec<OutputEvent>, PluginError> {
+    fn feed(&mut self, mut events: Vec<OutputEvent>) -> Result<Vec<OutputEvent>, PluginError> {
         let starts = events.iter().filter(|event| matches!(event, OutputEvent::CallStart { .. })).count();
         self.fed_calls = self.fed_calls.saturating_add(u32::try_from(starts).unwrap_or(u32::MAX));
         if matches!(self.mode, Mode::PassingThrough) {
             return Ok(self.relay(events));
         }
-        // What a resting stage would not change leaves no trace in it, so neither a call nor the journal needs it.
-        if self.rests.as_ref().is_some_and(|until| events.iter().all(|event| passes(event, until))) {
-            return Ok(events);
+        if let Some(rest) = &self.rest {
+            events = match rest.pass(events, self.checker.open_call()) {
+                Ok(passed) => return Ok(passed),
+                Err(events) => events,
+            };
+            self.rest = None;
         }
-        self.rests = None;
         let fed = self.journal.keep(events.into_iter().map(wit_event).collect());
         self.unsent.fed(fed);
         self.run(None)

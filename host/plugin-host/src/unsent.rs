@@ -1,9 +1,10 @@
 //! Which input of a stage has not come out of it yet: what must be passed on when the stage is given up.
 //!
 //! A stage relabels text, swallows markers and turns text into calls, so the host cannot know exactly. It aligns: output
-//! text is looked for in the pending input, and everything up to its end is settled. Output that does not occur there
-//! (arguments that were rewritten) settles all input before the current feed. The end of a call settles everything up
-//! to the last of the stage's declared markers. Where this is wrong it errs towards passing text on twice.
+//! text is looked for in the pending input, as it is or without JSON's escapes, and everything up to its end is settled.
+//! Output that does not occur there (arguments that were rewritten) settles all input before the current feed. The end of
+//! a call settles everything up to the last of the stage's declared markers. Where this is wrong it errs towards passing
+//! text on twice.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -71,8 +72,8 @@ impl Unsent {
                 | wit::Event::CallArguments(wit::CallArguments { fragment: text, .. })
                     if !text.is_empty() && !lost =>
                 {
-                    match self.text.find(text.as_str()) {
-                        Some(at) => self.settle(at + text.len()),
+                    match self.end_of(text).or_else(|| self.end_of(&unescaped(event)?)) {
+                        Some(end) => self.settle(end),
                         None => {
                             lost = true;
                             self.settle(self.before_feed);
@@ -88,6 +89,13 @@ impl Unsent {
                 _ => {}
             }
         }
+    }
+
+    /// Where a text ends in what is pending.
+    fn end_of(&self, text: &str) -> Option<usize> {
+        // Nearly always it is what is pending first, and a search begins with preparing itself.
+        let at = if self.text.starts_with(text) { Some(0) } else { self.text.find(text) };
+        Some(at? + text.len())
     }
 
     /// What is pending, as it came; nothing is pending afterwards.
@@ -152,6 +160,12 @@ impl Unsent {
     }
 }
 
+/// A fragment of arguments without JSON's escapes, for formats that write text without them.
+fn unescaped(event: &wit::Event) -> Option<String> {
+    let wit::Event::CallArguments(arguments) = event else { return None };
+    serde_json::from_str(&format!("\"{}\"", arguments.fragment)).ok()
+}
+
 /// The generated types have no `PartialEq`.
 fn same(a: &wit::Event, b: &wit::Event) -> bool {
     match (a, b) {
@@ -206,6 +220,12 @@ mod tests {
     fn calls_are_settled() {
         assert_eq!(left(&[(&["<c>{\"a\""], &[arguments("{\"a\"")]), (&[":1}"], &[])]), ":1}");
         assert_eq!(left(&[(&["<c>{}</c> x"], &[arguments("{}"), end()])]), " x");
+    }
+
+    /// Text that became JSON's is found without its escapes.
+    #[test]
+    fn escaped_text_is_settled() {
+        assert_eq!(left(&[(&["<p>"], &[]), (&["a\n\"b\" <"], &[arguments("a\\n\\\"b\\\" ")])]), "<");
     }
 
     /// Rewritten arguments settle everything before the feed that brought them.

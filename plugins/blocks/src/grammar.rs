@@ -1,13 +1,16 @@
 //! The grammar that keeps to a [`Layout`], for requests that demand calls.
 //!
 //! Lark in llguidance's dialect. Markers that are tokens are written by their ids, because free text never matches a
-//! token. Arguments in JSON keep to the tool's schema as a whole; where each has a tag or a keyword of its own, required
-//! ones come first, in the schema's order, and each value keeps to its own schema. A text between tags is any text up to
-//! the closing tag: of its schema only `enum` and `const` are held.
+//! token. Arguments come in the schema's order, and each value keeps to its own schema; `literals` writes those that are
+//! not JSON. A text between tags or quotes of a format's own is any text up to its end: of its schema only `enum` and
+//! `const` are held.
 
+mod literals;
+
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokenloom_sdk::PluginError;
 use tokenloom_sdk::output::{Constraint, Request, StartAt, Tool, ToolChoice};
 
@@ -16,14 +19,13 @@ use crate::markers::Tag;
 use crate::symbols::literal;
 use crate::types;
 
+use literals::Notation;
+
 /// White space between two parts, as in `reader`.
 const SPACE: &str = "/[ \\n]{1,4}/";
 
 /// Inside JSON. Without a bound a model may write white space for ever.
 const JSON_SPACE: &str = "[ \\n\\r\\t]{0,8}";
-
-/// Schemas inside one another, where the values are not JSON.
-const DEPTH_MAX: usize = 16;
 
 /// The grammar of the calls that a request demands; `None` where the model decides.
 pub fn constrain(layout: &Layout, request: &Request) -> Result<Option<Constraint>, PluginError> {
@@ -32,7 +34,7 @@ pub fn constrain(layout: &Layout, request: &Request) -> Result<Option<Constraint
         return Ok(None);
     }
     let mut writer = Writer::new(request, layout.markers());
-    let calls: Vec<String> = tools.iter().enumerate().map(|(n, tool)| writer.call(layout, n, tool)).collect();
+    let calls: Vec<String> = tools.iter().map(|tool| writer.call(layout, tool)).collect();
     writer.rule("call", &calls.join("\n  | "));
     let start = writer.block(layout, request.parallel_calls);
     Ok(Some(writer.finish(&start)))
@@ -53,17 +55,45 @@ pub fn demanded(request: &Request) -> Vec<&Tool> {
 pub struct Writer {
     tags: Vec<Tag>,
     rules: String,
-    texts: usize,
+    /// Rules with a number in their names.
+    numbered: usize,
+    /// Names that several places refer to, written once.
+    shared: BTreeSet<String>,
 }
 
 impl Writer {
     pub fn new(request: &Request, markers: Vec<String>) -> Self {
         let tags = markers.iter().map(|text| Tag::of(request, text)).collect();
-        Self { tags, rules: format!("w: SPACE?\nSPACE: {SPACE}\n"), texts: 0 }
+        let rules = format!("w: SPACE?\nSPACE: {SPACE}\n");
+        Self { tags, rules, numbered: 0, shared: BTreeSet::new() }
     }
 
     pub fn rule(&mut self, name: &str, body: &str) {
         let _ = writeln!(self.rules, "{name}: {body}");
+    }
+
+    fn fresh(&mut self, what: &str) -> String {
+        self.numbered += 1;
+        format!("{what}_{}", self.numbered)
+    }
+
+    /// Items of which some may be left out, in their order, with a separator between those that come.
+    fn members(&mut self, items: &[(String, bool)], separator: &str) -> String {
+        let name = self.fresh("members");
+        // Before the first item, and behind one, at the K-th.
+        let (none, some) = (|k: usize| format!("{name}_none_{k}"), |k: usize| format!("{name}_some_{k}"));
+        self.rule(&none(items.len()), "\"\"");
+        self.rule(&some(items.len()), "\"\"");
+        for (k, (body, required)) in items.iter().enumerate().rev() {
+            let item = format!("{name}_item_{k}");
+            self.rule(&item, body);
+            let (begin, skip) = (format!("{item} {}", some(k + 1)), none(k + 1));
+            self.rule(&none(k), &if *required { begin } else { format!("{begin} | {skip}") });
+            let go_on = format!("{separator} {item}");
+            let go_on = if *required { go_on } else { format!("({go_on})?") };
+            self.rule(&some(k), &format!("{go_on} {}", some(k + 1)));
+        }
+        none(0)
     }
 
     pub fn finish(self, start: &str) -> Constraint {
@@ -113,8 +143,7 @@ impl Writer {
 
     /// Any text, and `end` behind it.
     fn any_text(&mut self, end: &str) -> String {
-        let name = format!("text_{}", self.texts);
-        self.texts += 1;
+        let name = self.fresh("text");
         let symbols = literal(end, &self.tags);
         // What of the end is text before its first token, if it has one.
         let before: String = symbols.iter().map_while(|symbol| symbol.as_char()).collect();
@@ -145,26 +174,37 @@ impl Writer {
         let list = self.list(layout);
         let (call_open, call_close) = match open {
             Some((which, text)) => {
+                let closes: Vec<String> = layout.call_close.iter().map(|text| self.text(text)).collect();
                 // Alternatives that are not in pairs: some are written without an end.
-                let paired = layout.call_close.len() == layout.call_open.len();
-                let close = layout.call_close.get(which).or(layout.call_close.first()).map(|text| self.text(text));
-                let close = close.map(|close| if paired { close } else { format!("({close})?") });
-                (self.text(text), close.unwrap_or_default())
+                let close = match closes.get(which).filter(|_| closes.len() == layout.call_open.len()) {
+                    Some(close) => close.clone(),
+                    None if closes.is_empty() => String::new(),
+                    None => format!("({})?", closes.join(" | ")),
+                };
+                (self.text(text), close)
             }
             None => Default::default(),
         };
-        let one = if list { "call".to_string() } else { format!("{call_open} w call w {call_close}") };
-        let separator =
-            layout.separators.iter().find(|text| !text.is_empty()).filter(|_| open.is_none() && section.is_none());
-        let between = match (list, separator) {
-            (true, _) => "\",\"".to_string(),
-            (false, Some(text)) => self.text(text),
-            (false, None) => String::new(),
+        let separator = layout.separators.iter().find(|text| !text.is_empty()).map(|text| self.text(text));
+        let more = |one: &str, between: &str| match parallel {
+            true => format!("{one} (w {between} w {one})*"),
+            false => one.to_string(),
         };
-        let mut calls = if parallel { format!("{one} (w {between} w {one})*") } else { one };
-        if list {
-            calls = format!("{call_open} w \"[\" w {calls} w \"]\" w {call_close}");
-        }
+        let calls = match (list, separator) {
+            (true, _) => {
+                let listed = format!("\"[\" w {} w \"]\"", more("call", "\",\""));
+                // Where something says that calls come, one may stand without a list, and in a section several.
+                let inner = match (layout.list, &section, &open) {
+                    (List::May, Some(_), _) => format!("({listed} | {})", more("call", "")),
+                    (List::May, None, Some(_)) => format!("({listed} | call)"),
+                    _ => listed,
+                };
+                let block = format!("{call_open} w {inner} w {call_close}");
+                if open.is_some() { more(&block, "") } else { block }
+            }
+            (false, Some(separator)) => format!("{call_open} w {} w {call_close}", more("call", &separator)),
+            (false, None) => more(&format!("{call_open} w call w {call_close}"), ""),
+        };
         match section {
             Some((which, text)) => {
                 let close = layout.section_close.get(which).map(|text| self.text(text)).unwrap_or_default();
@@ -199,7 +239,7 @@ impl Writer {
         }
     }
 
-    fn call(&mut self, layout: &Layout, number: usize, tool: &Tool) -> String {
+    fn call(&mut self, layout: &Layout, tool: &Tool) -> String {
         let schema = tool.schema_json.as_deref().and_then(|text| serde_json::from_str::<Value>(text).ok());
         let schema = schema.filter(Value::is_object).unwrap_or_else(|| json!({"type": "object"}));
         if let Some(object) = self.object(layout) {
@@ -214,48 +254,35 @@ impl Writer {
         let index = if named.id_in_name { "/[0-9]{1,3}/" } else { "" };
         let open = self.text(&(named.name_open.clone() + &name));
         let close = named.name_close.first().map(|text| self.text(text)).unwrap_or_default();
-        let arguments = self.arguments(named, number, &schema);
+        let arguments = self.arguments(named, &schema);
         let end = named.arguments_close.first().map(|text| self.text(text)).unwrap_or_default();
         format!("{open} {index} w {close} w {arguments} w {end}")
     }
 
-    fn arguments(&mut self, named: &Named, number: usize, schema: &Value) -> String {
+    fn arguments(&mut self, named: &Named, schema: &Value) -> String {
         if named.arguments == Arguments::Json {
             return Self::json(schema);
-        }
-        let required: Vec<&str> =
-            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let none = Map::new();
-        let properties = schema["properties"].as_object().unwrap_or(&none);
-        let (mut first, mut optional) = (Vec::new(), Vec::new());
-        for (key, inner) in properties {
-            let item = self.argument(named, key, schema, inner);
-            if required.contains(&key.as_str()) { first.push(item) } else { optional.push(item) }
         }
         let (separator, end) = match named.arguments {
             Arguments::Python => ("\",\" w", "\")\""),
             Arguments::Bare => ("\",\"", "\"}\""),
             Arguments::Json | Arguments::Tags => ("w", ""),
         };
-        // The rule `more_N_K` adds optional ones from the K-th on.
-        let rule = |k: usize| format!("more_{number}_{k}");
-        self.rule(&rule(optional.len()), "\"\"");
-        for (k, item) in optional.iter().enumerate().rev() {
-            self.rule(&rule(k), &format!("({separator} {item})? {}", rule(k + 1)));
-        }
-        let some = if first.is_empty() {
-            let starts = optional.iter().enumerate().map(|(k, item)| format!("{item} {}", rule(k + 1)));
-            format!("({})", starts.chain(["\"\"".to_string()]).collect::<Vec<_>>().join(" | "))
-        } else {
-            format!("{} {}", first.join(&format!(" {separator} ")), rule(0))
-        };
-        format!("{some} {end}")
+        let items: Vec<(String, bool)> = properties(schema)
+            .map(|(key, inner, required)| (self.argument(named, key, schema, inner), required))
+            .collect();
+        format!("{} {end}", self.members(&items, separator))
     }
 
     fn argument(&mut self, named: &Named, key: &str, root: &Value, schema: &Value) -> String {
         match named.arguments {
-            Arguments::Python => format!("{} {}", Value::from(format!("{key}=")), Self::json(&within(root, schema))),
-            Arguments::Bare => format!("{} {}", Value::from(format!("{key}:")), self.bare(named, root, schema, 0)),
+            Arguments::Python => {
+                format!("{} {}", Value::from(format!("{key}=")), self.literal(Notation::Python, root, schema))
+            }
+            Arguments::Bare => {
+                let notation = Notation::Bare { quote: &named.quote };
+                format!("{} {}", Value::from(format!("{key}:")), self.literal(notation, root, schema))
+            }
             Arguments::Json | Arguments::Tags => self.tagged(named, key, root, schema),
         }
     }
@@ -277,33 +304,14 @@ impl Writer {
         };
         format!("{head} {gap} {open} {value}")
     }
+}
 
-    /// A value in the notation with bare keys.
-    fn bare(&mut self, named: &Named, root: &Value, schema: &Value, depth: usize) -> String {
-        let quote = self.text(&named.quote);
-        let kind = types::of(root, schema);
-        if let (Some(choices), true) = (choices(schema), kind.takes_text()) {
-            return format!("{quote} ({}) {quote}", choices.join(" | "));
-        }
-        if kind.takes_text() || depth == DEPTH_MAX {
-            return format!("{quote} {}", self.any_text(&named.quote));
-        }
-        if let (true, Some(properties)) = (kind.takes_object(), schema["properties"].as_object()) {
-            let member = |(key, inner): (&String, &Value)| {
-                format!("{} {}", Value::from(format!("{key}:")), self.bare(named, root, inner, depth + 1))
-            };
-            let members: Vec<String> = properties.iter().map(member).collect();
-            return format!("\"{{\" {} \"}}\"", members.join(" \",\" "));
-        }
-        if kind.takes_object() {
-            return "\"{\" \"}\"".into();
-        }
-        if kind.takes_array() {
-            let item = self.bare(named, root, &schema["items"], depth + 1);
-            return format!("\"[\" ({item} (\",\" {item})*)? \"]\"");
-        }
-        Self::json(&within(root, schema))
-    }
+/// Declared properties with their schemas, and whether they must come.
+fn properties(schema: &Value) -> impl Iterator<Item = (&str, &Value, bool)> {
+    let required = schema["required"].as_array();
+    let is_required = move |key: &str| required.into_iter().flatten().any(|name| name.as_str() == Some(key));
+    let declared = schema["properties"].as_object().into_iter().flatten();
+    declared.map(move |(key, inner)| (key.as_str(), inner, is_required(key)))
 }
 
 /// A property's schema with the definitions that it may refer to.

@@ -76,6 +76,11 @@ impl Checker {
         matches!(self.state, State::Key { .. })
     }
 
+    /// Inside a string or a key, not within an escape.
+    pub fn in_text(&self) -> bool {
+        matches!(self.state, State::Text { .. })
+    }
+
     pub fn wants_value(&self) -> bool {
         self.state == State::Value { or_end: false }
     }
@@ -199,7 +204,12 @@ fn number_next(number: Number, byte: u8) -> Option<Number> {
     }
 }
 
-/// Appends one character of a JSON string to `out`; what is printable stays as it is.
+/// Whether a text is one JSON value. A number may be larger than any machine's.
+pub fn is_valid(text: &str) -> bool {
+    serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
+}
+
+/// Appends one character of a JSON string to `out`, as serde does and the host where a stage rests.
 pub fn escape(c: char, out: &mut String) {
     match c {
         '"' => out.push_str("\\\""),
@@ -207,6 +217,8 @@ pub fn escape(c: char, out: &mut String) {
         '\n' => out.push_str("\\n"),
         '\r' => out.push_str("\\r"),
         '\t' => out.push_str("\\t"),
+        '\u{8}' => out.push_str("\\b"),
+        '\u{c}' => out.push_str("\\f"),
         c if c < ' ' => out.push_str(&format!("\\u{:04x}", c as u32)),
         c => out.push(c),
     }
@@ -270,7 +282,7 @@ mod tests {
 
     #[test]
     fn strings_are_quoted_like_serde_does() {
-        let text = "a\"b\\c\n\t\u{1}é你/";
+        let text = "a\"b\\c\n\t\u{1}\u{8}\u{c}\u{7f}é你/";
         assert_eq!(quoted(text), serde_json::to_string(text).expect("a string"));
     }
 }

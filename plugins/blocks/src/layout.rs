@@ -134,6 +134,45 @@ pub struct Tags {
 }
 
 impl Layout {
+    /// Tags for the function and its parameters, values as raw text:
+    ///
+    /// ```text
+    /// call_open
+    /// <function=NAME>
+    /// <parameter=KEY>
+    /// VALUE
+    /// </parameter>
+    /// </function>
+    /// call_close
+    /// ```
+    ///
+    /// A value carries no type, so the tool's JSON schema gives it one. Text values are sent while they are generated. A
+    /// `<function=NAME>` of a declared tool at the start of a line is a call without its opening marker, which models
+    /// often forget.
+    pub fn function_tags(call_open: &str, call_close: &str) -> Self {
+        let tags = Tags {
+            key_open: "<parameter=".into(),
+            value_open: vec![">".into()],
+            value_close: "</parameter>".into(),
+            trim_newline: true,
+            ..Tags::default()
+        };
+        Self {
+            call_open: vec![call_open.into()],
+            call_close: vec![call_close.into()],
+            bare: Bare::LineStart,
+            named: Some(Named {
+                name_open: "<function=".into(),
+                name_close: vec![">".into()],
+                arguments: Arguments::Tags,
+                tags,
+                arguments_close: vec!["</function>".into()],
+                ..Named::default()
+            }),
+            ..Self::default()
+        }
+    }
+
     /// The texts that the host looks up in the tokenizer.
     pub fn markers(&self) -> Vec<String> {
         let groups = [&self.section_open, &self.section_close, &self.call_open, &self.call_close, &self.markers];

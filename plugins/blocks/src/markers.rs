@@ -27,6 +27,17 @@ impl Tag {
     }
 }
 
+/// The characters that the markers begin with which are found by their text.
+pub fn first_chars<'a>(tags: impl IntoIterator<Item = &'a Tag>) -> String {
+    let mut chars = String::new();
+    for c in tags.into_iter().filter_map(Tag::by_text).filter_map(|text| text.chars().next()) {
+        if !chars.contains(c) {
+            chars.push(c);
+        }
+    }
+    chars
+}
+
 /// What a search found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {

@@ -55,6 +55,12 @@ impl Object {
         Self { bare, ..Self::default() }
     }
 
+    /// Inside a text of arguments that are sent as they come.
+    pub fn in_text(&self) -> bool {
+        let sent = self.field == Field::Arguments && !self.arguments_done && self.name.is_some();
+        sent && self.json.in_text()
+    }
+
     pub fn push(&mut self, c: char, keys: &Keys, out: &mut CallOut) -> Read {
         let before = self.json.depth();
         let (key, value) = (self.json.wants_key() && before == 1, self.json.wants_value() && before == 1);

@@ -3,6 +3,8 @@
 mod arguments;
 mod calls;
 
+use tokenloom_sdk::output::{Rest, RestKind};
+
 use crate::json::Checker;
 use crate::layout::{Arguments, Bare, Layout, List};
 use crate::markers::{Tag, Towards};
@@ -113,6 +115,10 @@ impl LayoutFormat {
             openers,
         }
     }
+
+    fn kind(&self) -> Option<&Kind> {
+        self.named.as_ref().map(|shape| &shape.kind)
+    }
 }
 
 enum State {
@@ -200,6 +206,21 @@ impl Format for LayoutFormat {
     fn between_calls(&self, block: &Block) -> bool {
         matches!(block.state, State::After)
     }
+
+    fn heeds_lines(&self) -> bool {
+        self.bare == Bare::LineStart
+    }
+
+    fn rest(&self, block: &Block) -> Option<Rest> {
+        let json = |in_text: bool| in_text.then(|| Rest::new(RestKind::ContentToJson, ""));
+        match (&block.state, self.kind()) {
+            (State::Json(checker), _) => json(checker.in_text()),
+            (State::Object(object), _) => json(object.in_text()),
+            (State::Values(values), Some(Kind::Values(notation))) => values.rest(notation),
+            (State::Value(value), Some(Kind::Tags(tagged))) if block.tail.is_empty() => value.rest(tagged),
+            _ => None,
+        }
+    }
 }
 
 /// One symbol into a block. `calls` reads what stands around arguments, `arguments` the arguments.
@@ -215,7 +236,7 @@ impl Reader<'_, '_> {
             State::Json(_) | State::Object(_) | State::Values(_) => return self.read_value(symbol),
             State::Value(value) => {
                 if self.block.tail.is_empty()
-                    && let Some(Kind::Tags(tagged)) = self.format.named.as_ref().map(|shape| &shape.kind)
+                    && let Some(Kind::Tags(tagged)) = self.format.kind()
                     && tagged.is_plain(symbol)
                     && let Some(c) = symbol.as_char()
                 {

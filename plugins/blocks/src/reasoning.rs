@@ -6,10 +6,10 @@
 
 use serde::Deserialize;
 
-use tokenloom_sdk::output::{Channel, EndReason, Event, ReasoningSpan, Request, Session, Text, rests};
+use tokenloom_sdk::output::{Channel, Event, ReasoningSpan, Request, Rest, RestKind, Text};
 use tokenloom_sdk::{PluginError, disable};
 
-use crate::markers::{Found, Tag, find};
+use crate::markers::{Found, Tag, find, first_chars};
 use crate::out::Out;
 
 /// How reasoning is marked.
@@ -309,10 +309,9 @@ impl ReasoningSession {
             self.out.text(&self.channel(), &held, None);
         }
     }
-}
 
-impl Session for ReasoningSession {
-    fn feed(&mut self, events: Vec<Event>) -> Result<Vec<Event>, PluginError> {
+    /// Relabels what it knows and passes on the rest.
+    pub fn read(&mut self, events: Vec<Event>) -> Vec<Event> {
         for event in events {
             match event {
                 Event::Text(text) => self.text(text),
@@ -322,16 +321,23 @@ impl Session for ReasoningSession {
                 }
             }
         }
-        let mut out = self.out.take();
-        // There is one block: whatever comes behind it is text.
-        if self.state == State::Answer && self.held.is_empty() {
-            out.push(rests(""));
-        }
-        Ok(out)
+        self.out.take()
     }
 
-    fn finish(&mut self, _reason: EndReason) -> Result<Vec<Event>, PluginError> {
+    /// Inside the block only what closes it counts, and behind it nothing: there is one block.
+    pub fn rest(&self) -> Option<Rest> {
+        match self.state {
+            State::Answer if self.held.is_empty() => Some(Rest::new(RestKind::Content, "")),
+            State::Thinking if self.held.is_empty() => {
+                Some(Rest::new(RestKind::ContentToReasoning, first_chars(&self.close)))
+            }
+            _ => None,
+        }
+    }
+
+    /// The stream is over: what is held comes out.
+    pub fn end(&mut self) -> Vec<Event> {
         self.flush();
-        Ok(self.out.take())
+        self.out.take()
     }
 }

@@ -1,7 +1,7 @@
 //! A stage from a description: reasoning, tool calls, or both.
 
 use serde::Deserialize;
-use tokenloom_sdk::output::{Constraint, EndReason, Event, RESTS, Request, Requirements, Session};
+use tokenloom_sdk::output::{Constraint, EndReason, Event, Request, Requirements, Rest, Session};
 use tokenloom_sdk::{PluginError, disable};
 
 use crate::layout::Layout;
@@ -69,45 +69,38 @@ pub struct DescribedSession {
     tools: Option<ToolSession<LayoutFormat>>,
 }
 
+impl DescribedSession {
+    /// The stage rests only where both of its parts do.
+    fn rest(&self) -> Option<Rest> {
+        match (&self.reasoning, &self.tools) {
+            (Some(reasoning), Some(tools)) => reasoning.rest()?.then(&tools.rest()?),
+            (Some(reasoning), None) => reasoning.rest(),
+            (None, Some(tools)) => tools.rest(),
+            (None, None) => None,
+        }
+    }
+}
+
 impl Session for DescribedSession {
     fn feed(&mut self, mut events: Vec<Event>) -> Result<Vec<Event>, PluginError> {
-        let Some(reasoning) = &mut self.reasoning else { return feed(&mut self.tools, events) };
-        events = reasoning.feed(events)?;
-        if self.tools.is_none() {
-            return Ok(events);
+        if let Some(reasoning) = &mut self.reasoning {
+            events = reasoning.read(events);
         }
-        // The stage rests only where both of its parts do.
-        let rests = take_rest(&mut events).is_some();
-        events = feed(&mut self.tools, events)?;
-        if !rests {
-            take_rest(&mut events);
-        }
-        Ok(events)
-    }
-
-    fn finish(&mut self, reason: EndReason) -> Result<Vec<Event>, PluginError> {
-        let mut events = match &mut self.reasoning {
-            Some(reasoning) => reasoning.finish(reason.clone())?,
-            None => Vec::new(),
-        };
         if let Some(tools) = &mut self.tools {
-            events = tools.feed(events)?;
-            take_rest(&mut events);
-            events.extend(tools.finish(reason)?);
+            events = tools.read(events);
+        }
+        events.extend(self.rest().map(Rest::into_event));
+        Ok(events)
+    }
+
+    fn finish(&mut self, _reason: EndReason) -> Result<Vec<Event>, PluginError> {
+        let mut events = self.reasoning.as_mut().map(ReasoningSession::end).unwrap_or_default();
+        if let Some(tools) = &mut self.tools {
+            events = tools.read(events);
+            events.extend(tools.end());
         }
         Ok(events)
     }
-}
-
-fn feed(tools: &mut Option<ToolSession<LayoutFormat>>, events: Vec<Event>) -> Result<Vec<Event>, PluginError> {
-    match tools {
-        Some(tools) => tools.feed(events),
-        None => Ok(events),
-    }
-}
-
-fn take_rest(events: &mut Vec<Event>) -> Option<Event> {
-    events.pop_if(|event| matches!(event, Event::Ext(setting) if setting.key == RESTS))
 }
 
 /// Makes a stage of a function that describes it, and exports it. The function takes the operator's settings.

@@ -1,5 +1,7 @@
 //! Arguments as a tag for each: `<parameter=KEY>VALUE</parameter>` and its relatives.
 
+use tokenloom_sdk::output::{Rest, RestKind};
+
 use crate::json;
 use crate::layout::Tags;
 use crate::markers::{Tag, Towards};
@@ -114,11 +116,20 @@ impl Value {
         }
     }
 
+    /// Inside a value that is sent as it comes only what may end it counts.
+    pub fn rest(&self, tagged: &Tagged) -> Option<Rest> {
+        let end = tagged.value_close.first().and_then(|symbol| symbol.as_char());
+        let line_end = tagged.trim_newline.then_some('\n');
+        let begun = !self.first || !tagged.trim_newline;
+        let until = || end.into_iter().chain(line_end).collect::<String>();
+        (self.is_text() && begun).then(|| Rest::new(RestKind::ContentToText, until()))
+    }
+
     pub fn end(&self, out: &mut CallOut) {
         if self.is_text() {
             out.arguments("\"");
         } else if self.json {
-            let valid = serde_json::from_str::<serde_json::Value>(&self.text).is_ok();
+            let valid = json::is_valid(&self.text);
             out.arguments(&if valid { self.text.trim().into() } else { json::quoted(&self.text) });
         } else {
             out.arguments(&self.kind.json(&self.text));

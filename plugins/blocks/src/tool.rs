@@ -4,10 +4,9 @@
 //! the same for all of them: it finds the openers, holds back what may still become one, gives everything back when it
 //! was no call after all, holds calls inside reasoning until they are whole, and numbers the calls.
 
-use tokenloom_sdk::PluginError;
-use tokenloom_sdk::output::{Channel, EndReason, Event, Session, Text, rests};
+use tokenloom_sdk::output::{Channel, Event, Rest, RestKind, Text};
 
-use crate::markers::{Found, Tag, find};
+use crate::markers::{Found, Tag, find, first_chars};
 use crate::out::Out;
 use crate::symbols::Symbol;
 
@@ -106,6 +105,12 @@ pub trait Format: 'static {
 
     /// Nothing but the format's own text has been read since the last call.
     fn between_calls(&self, block: &Self::Block) -> bool;
+
+    /// Whether an opener counts only at the start of a line.
+    fn heeds_lines(&self) -> bool;
+
+    /// How the format rests inside a text of the open call's arguments.
+    fn rest(&self, block: &Self::Block) -> Option<Rest>;
 }
 
 struct Open<B> {
@@ -140,16 +145,16 @@ pub struct ToolSession<F: Format> {
     at_line_start: bool,
     open: Option<Open<F::Block>>,
     next_index: u32,
-    /// First characters of the openers that count in the middle of an answer. Never empty: white space at the end of a
-    /// text matters here.
+    /// First characters of the openers that count in the middle of an answer and are found by their text, and the line
+    /// break where lines matter.
     openings: String,
 }
 
 impl<F: Format> ToolSession<F> {
     pub fn new(format: F) -> Self {
         let anywhere = (0..format.openers()).filter(|opener| !format.only_at_start(*opener));
-        let mut openings: String = anywhere.filter_map(|opener| format.tags()[opener].text.chars().next()).collect();
-        if openings.is_empty() {
+        let mut openings = first_chars(anywhere.map(|opener| &format.tags()[opener]));
+        if format.heeds_lines() {
             openings.push('\n');
         }
         Self {
@@ -221,7 +226,7 @@ impl<F: Format> ToolSession<F> {
     /// A tag outside of a block that does not open one is text.
     fn tag(&mut self, tag: usize) {
         if self.open.is_some() {
-            self.read(Symbol::tag(tag));
+            self.symbol(Symbol::tag(tag));
             return;
         }
         self.give_back_part();
@@ -279,7 +284,7 @@ impl<F: Format> ToolSession<F> {
         for (at, c) in text.char_indices() {
             let end = at + c.len_utf8();
             let before = self.todo.len();
-            self.read(c.into());
+            self.symbol(c.into());
             if self.todo.len() > before || self.open.is_none() {
                 // What is read again comes before the rest of this text.
                 if end < text.len() {
@@ -291,7 +296,7 @@ impl<F: Format> ToolSession<F> {
     }
 
     /// One symbol into the open block.
-    fn read(&mut self, symbol: Symbol) {
+    fn symbol(&mut self, symbol: Symbol) {
         let Some(open) = self.open.as_mut() else { return };
         let held = self.channel == Channel::Reasoning;
         if held || !open.state.open {
@@ -432,10 +437,46 @@ impl<F: Format> ToolSession<F> {
         self.out.text(&self.channel, text, token);
     }
 
-    /// In the middle of a line of content, with nothing held and nothing begun.
-    fn at_rest(&self) -> bool {
-        let nothing_held = self.open.is_none() && self.part.is_empty() && self.gap.is_empty();
-        nothing_held && self.channel == Channel::Content && self.shown && !self.after_call && !self.at_line_start
+    /// Reads text, and passes on what is no call.
+    pub fn read(&mut self, events: Vec<Event>) -> Vec<Event> {
+        for event in events {
+            match event {
+                Event::Text(text) => self.text(text),
+                other => {
+                    self.interrupt();
+                    if let Event::CallStart(start) = &other {
+                        self.next_index = self.next_index.max(start.index.saturating_add(1));
+                    }
+                    self.out.events.push(other);
+                }
+            }
+        }
+        self.out.take()
+    }
+
+    /// In the middle of the answer, of reasoning or of a text among the arguments, with nothing held.
+    pub fn rest(&self) -> Option<Rest> {
+        let content = self.channel == Channel::Content;
+        if let Some(open) = &self.open {
+            return self.format.rest(&open.block).filter(|_| content && open.state.open);
+        }
+        let kind = match &self.channel {
+            Channel::Content if self.shown && !self.after_call && self.gap.is_empty() => RestKind::Content,
+            Channel::Reasoning => RestKind::Reasoning,
+            _ => return None,
+        };
+        let between = !self.format.heeds_lines() || !self.at_line_start;
+        (between && self.part.is_empty()).then(|| Rest::new(kind, self.openings.as_str()))
+    }
+
+    /// The stream is over: what is held comes out, and a call that is open ends.
+    pub fn end(&mut self) -> Vec<Event> {
+        self.interrupt();
+        if !self.after_call {
+            let gap = std::mem::take(&mut self.gap);
+            self.out.text(&Channel::Content, &gap, None);
+        }
+        self.out.take()
     }
 
     /// The stream or the channel is over, or an event that is no text comes between.
@@ -463,35 +504,4 @@ fn bytes(symbol: Symbol, tags: &[Tag]) -> usize {
 fn forget<B>(open: &mut Open<B>) {
     open.raw.clear();
     open.raw_bytes = 0;
-}
-
-impl<F: Format> Session for ToolSession<F> {
-    fn feed(&mut self, events: Vec<Event>) -> Result<Vec<Event>, PluginError> {
-        for event in events {
-            match event {
-                Event::Text(text) => self.text(text),
-                other => {
-                    self.interrupt();
-                    if let Event::CallStart(start) = &other {
-                        self.next_index = self.next_index.max(start.index.saturating_add(1));
-                    }
-                    self.out.events.push(other);
-                }
-            }
-        }
-        let mut out = self.out.take();
-        if self.at_rest() {
-            out.push(rests(&self.openings));
-        }
-        Ok(out)
-    }
-
-    fn finish(&mut self, _reason: EndReason) -> Result<Vec<Event>, PluginError> {
-        self.interrupt();
-        if !self.after_call {
-            let gap = std::mem::take(&mut self.gap);
-            self.out.text(&Channel::Content, &gap, None);
-        }
-        Ok(self.out.take())
-    }
 }

@@ -57,14 +57,15 @@ impl Kind {
             "None" if self.null => "null",
             other => other,
         };
-        let fits = match serde_json::from_str::<Value>(trimmed) {
-            Ok(Value::Null) => self.null,
-            Ok(Value::Bool(_)) => self.boolean,
-            Ok(Value::Number(number)) => self.number || (self.integer && !number.is_f64()),
-            Ok(Value::Array(_)) => self.array,
-            Ok(Value::Object(_)) => self.object,
-            Ok(Value::String(_)) | Err(_) => false,
-        };
+        let fits = json::is_valid(trimmed)
+            && match trimmed.as_bytes()[0] {
+                b'n' => self.null,
+                b't' | b'f' => self.boolean,
+                b'[' => self.array,
+                b'{' => self.object,
+                b'"' => false,
+                _ => self.number || (self.integer && !trimmed.contains(['.', 'e', 'E'])),
+            };
         if fits { trimmed.to_string() } else { json::quoted(text) }
     }
 
@@ -164,6 +165,9 @@ mod tests {
             (r#"{"type": "integer"}"#, " 41 ", "41"),
             (r#"{"type": "integer"}"#, "07030", "\"07030\""),
             (r#"{"type": "integer"}"#, "1.5", "\"1.5\""),
+            // However large, it is a number.
+            (r#"{"type": "integer"}"#, "123456789012345678901234567890", "123456789012345678901234567890"),
+            (r#"{"type": "number"}"#, "1e999", "1e999"),
             (r#"{"type": "number"}"#, "4", "4"),
             (r#"{"type": "boolean"}"#, "True", "true"),
             (r#"{"type": "array"}"#, "[\"a\", \"b\"]", "[\"a\", \"b\"]"),

@@ -3,14 +3,19 @@
 //! Both are nested lists and mappings of text, numbers and words; they differ in how text is quoted and keys are
 //! written. Text is passed on while it is generated, numbers and words when they are whole.
 
+use tokenloom_sdk::output::{Rest, RestKind};
+
 use crate::json;
 use crate::symbols::Symbol;
 
 /// Values inside one another, as in `json`.
 const DEPTH_MAX: usize = 128;
 
-/// A number, a word or a bare key; longer ones do not exist.
-const WORD_BYTES_MAX: usize = 512;
+/// A bare key; longer ones do not exist.
+const KEY_BYTES_MAX: usize = 512;
+
+/// A number or a word: whatever a grammar lets a model write of one, as long as the host holds it.
+const WORD_BYTES_MAX: usize = crate::tool::HELD_BYTES_MAX;
 
 /// How text and keys are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,6 +116,20 @@ impl Values {
     /// What was read cannot be anything but arguments: a key came, or the end.
     pub fn certain(&self) -> bool {
         self.keys > 0 || self.done()
+    }
+
+    /// Inside a text only what ends it or begins an escape in it counts.
+    pub fn rest(&self, notation: &Notation) -> Option<Rest> {
+        let State::Text(quoted) = &self.state else { return None };
+        let plain = quoted.escape == Escape::None && quoted.high.is_none() && self.tail.is_empty();
+        let until: String = match (quoted.end, notation) {
+            (Quote::Python(quote), _) => ['\\', quote].into_iter().collect(),
+            (Quote::Own, Notation::Bare { quote }) => {
+                quote.first().and_then(|symbol| symbol.as_char()).into_iter().collect()
+            }
+            (Quote::Own, Notation::Python) => return None,
+        };
+        plain.then(|| Rest::new(RestKind::ContentToText, until))
     }
 
     /// The JSON that is settled and was not taken yet.
@@ -242,9 +261,9 @@ impl Values {
             self.state = State::Value;
             return if key.is_empty() { Err(Broken) } else { Ok(()) };
         }
-        let fits = if call { c.is_alphanumeric() || c == '_' || c == ' ' } else { !"{}[](),\"'\n".contains(c) };
+        let fits = if call { c.is_alphanumeric() || "_-. ".contains(c) } else { !"{}[](),\"'\n".contains(c) };
         self.word.push(c);
-        if fits && self.word.len() <= WORD_BYTES_MAX { Ok(()) } else { Err(Broken) }
+        if fits && self.word.len() <= KEY_BYTES_MAX { Ok(()) } else { Err(Broken) }
     }
 
     fn keyed(&mut self) {
@@ -427,7 +446,7 @@ fn word_json(word: &str, python: bool) -> Option<String> {
     }
     let word = word.strip_prefix('+').unwrap_or(word);
     let plain = if python { word.replace('_', "") } else { word.into() };
-    let is_number = |text: &str| serde_json::from_str::<serde_json::Number>(text).is_ok();
+    let is_number = |text: &str| text.starts_with(|c: char| c == '-' || c.is_ascii_digit()) && json::is_valid(text);
     if is_number(&plain) {
         return Some(plain);
     }

@@ -4,7 +4,8 @@
 //! a component.
 
 use tokenloom_sdk::output::{
-    CallKind, Channel, Constraint, EndReason, Event, Marker, RESTS, Request, Session, Stage, Text, Tool, ToolChoice,
+    CallArguments, CallKind, Channel, Constraint, EndReason, Event, Marker, Request, Rest, RestKind, Session, Stage,
+    Text, Tool, ToolChoice,
 };
 
 pub mod render;
@@ -141,28 +142,49 @@ pub type Piece = (String, Option<u32>);
 /// A stage as the host calls it: not at all while it rests and the text is none it waits for.
 struct Rested {
     session: Box<dyn Session>,
-    until: Option<String>,
+    rest: Option<Rest>,
+    /// The call that the stage has open.
+    call: u32,
 }
 
 impl Rested {
     fn feed(&mut self, events: Vec<Event>) -> Result<Vec<Event>, String> {
-        if self.until.as_ref().is_some_and(|until| events.iter().all(|event| passes(event, until))) {
-            return Ok(events);
+        if let Some(rest) = &self.rest
+            && let Some(passed) = events.iter().map(|event| passed(event, rest, self.call)).collect()
+        {
+            return Ok(passed);
         }
         let mut events = self.session.feed(events).map_err(|error| error.message)?;
-        self.until =
-            events.pop_if(|event| matches!(event, Event::Ext(it) if it.key == RESTS)).and_then(|event| match event {
-                Event::Ext(setting) => Some(setting.value),
-                _ => None,
-            });
+        self.rest = Rest::take(&mut events);
+        let starts = events.iter().rev().find_map(|event| match event {
+            Event::CallStart(start) => Some(start.index),
+            _ => None,
+        });
+        self.call = starts.unwrap_or(self.call);
         Ok(events)
     }
 }
 
-fn passes(event: &Event, until: &str) -> bool {
-    let Event::Text(Text { channel: Channel::Content, text, token: None }) = event else { return false };
-    let ends_right = until.is_empty() || !text.ends_with(char::is_whitespace);
-    !text.is_empty() && ends_right && !text.contains(|c| until.contains(c))
+/// What a resting stage makes of an event; `None` where it has to be asked.
+fn passed(event: &Event, rest: &Rest, call: u32) -> Option<Event> {
+    let Event::Text(Text { channel, text, token: None }) = event else { return None };
+    let from = if rest.kind == RestKind::Reasoning { Channel::Reasoning } else { Channel::Content };
+    if *channel != from || text.is_empty() || text.contains(|c| rest.until.contains(c)) {
+        return None;
+    }
+    let arguments = |fragment: &str| Event::CallArguments(CallArguments { index: call, fragment: fragment.into() });
+    let relabelled = |channel| Event::Text(Text { channel, text: text.clone(), token: None });
+    match rest.kind {
+        RestKind::Content => Some(relabelled(Channel::Content)),
+        RestKind::Reasoning | RestKind::ContentToReasoning => Some(relabelled(Channel::Reasoning)),
+        RestKind::ContentToJson => {
+            serde_json::from_str::<String>(&format!("\"{text}\"")).is_ok().then(|| arguments(text))
+        }
+        RestKind::ContentToText => {
+            let quoted = serde_json::to_string(text).ok()?;
+            Some(arguments(&quoted[1..quoted.len() - 1]))
+        }
+    }
 }
 
 /// Feeds a chain one piece per step, as the host does. An error names the rule that the events broke.
@@ -172,7 +194,7 @@ pub fn run(chain: Vec<Box<dyn Session>>, pieces: &[Piece]) -> Result<Answer, Str
 
 /// The same, for a stream that ends in a particular way.
 pub fn run_until(chain: Vec<Box<dyn Session>>, pieces: &[Piece], end: &EndReason) -> Result<Answer, String> {
-    let mut chain: Vec<Rested> = chain.into_iter().map(|session| Rested { session, until: None }).collect();
+    let mut chain: Vec<Rested> = chain.into_iter().map(|session| Rested { session, rest: None, call: 0 }).collect();
     let mut answer = Answer::default();
     for (text, token) in pieces {
         let text = Text { channel: Channel::Content, text: text.clone(), token: *token };

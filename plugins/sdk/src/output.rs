@@ -39,16 +39,73 @@ pub trait Session: 'static {
     fn finish(&mut self, reason: EndReason) -> Result<Vec<Event>, PluginError>;
 }
 
-/// The last event of a feed: the stage rests. Until its next call the host passes content text on without asking, as
-/// long as the text has no token of its own, holds none of the characters of `until` and does not end in white space; with
-/// an empty `until` all text without a token goes by.
-/// Only for a stage that would pass such text on unchanged and be as it was before. It saves a call per token.
-pub fn rests(until: &str) -> Event {
-    Event::Ext(crate::Setting { key: RESTS.into(), value: until.into() })
+/// The last event of a feed: the stage rests. Until its next call the host does with text what `kind` says, without
+/// asking, as long as the text is no added token and holds none of the characters of `until`.
+/// Only for a stage that would do just that with such text, and be as it was before. It saves a call per token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rest {
+    pub kind: RestKind,
+    pub until: String,
 }
 
-/// The key of [`rests`].
-pub const RESTS: &str = "rests";
+/// What happens to text while a stage rests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RestKind {
+    /// Content goes by.
+    Content,
+    /// Reasoning goes by.
+    Reasoning,
+    /// Content becomes reasoning.
+    ContentToReasoning,
+    /// Content becomes arguments of the call that is open as it is, where it is the inside of a JSON string by itself: no
+    /// control character, no bare quote, and escapes whole.
+    ContentToJson,
+    /// Content becomes arguments of the call that is open, with JSON's escapes.
+    ContentToText,
+}
+
+impl RestKind {
+    const KEYS: [(Self, &str); 5] = [
+        (Self::Content, "rests"),
+        (Self::Reasoning, "rests-in-reasoning"),
+        (Self::ContentToReasoning, "rests-as-reasoning"),
+        (Self::ContentToJson, "rests-as-json"),
+        (Self::ContentToText, "rests-as-text"),
+    ];
+}
+
+impl Rest {
+    pub fn new(kind: RestKind, until: impl Into<String>) -> Self {
+        Self { kind, until: until.into() }
+    }
+
+    pub fn into_event(self) -> Event {
+        let key = RestKind::KEYS[self.kind as usize].1;
+        Event::Ext(crate::Setting { key: key.into(), value: self.until })
+    }
+
+    /// Takes it off the end of a feed's events.
+    pub fn take(events: &mut Vec<Event>) -> Option<Self> {
+        let Some(Event::Ext(setting)) = events.last() else { return None };
+        let (kind, _) = *RestKind::KEYS.iter().find(|(_, key)| *key == setting.key)?;
+        match events.pop() {
+            Some(Event::Ext(setting)) => Some(Self::new(kind, setting.value)),
+            _ => None,
+        }
+    }
+
+    /// How two stages rest together, `next` behind this one. `None`: one of them has to be asked.
+    pub fn then(mut self, next: &Self) -> Option<Self> {
+        self.kind = match (self.kind, next.kind) {
+            (RestKind::Content, RestKind::Reasoning) => return None,
+            (RestKind::Content, kind) => kind,
+            (kind @ (RestKind::Reasoning | RestKind::ContentToReasoning), RestKind::Reasoning) => kind,
+            _ => return None,
+        };
+        self.until.push_str(&next.until);
+        Some(self)
+    }
+}
 
 /// Where a component keeps its one configured stage; implemented by the macro.
 #[doc(hidden)]

@@ -9,6 +9,7 @@ use futures::future::{BoxFuture, FutureExt};
 use serde_json::{Map, Value, json};
 use text::Delta;
 
+use super::custom::Input;
 use super::store::Keeper;
 use crate::error::ApiError;
 use crate::fold::Frame;
@@ -36,7 +37,15 @@ pub struct Answer {
 enum Kind {
     Reasoning,
     Message,
-    Call { call_id: String, name: String },
+    Call {
+        call_id: String,
+        name: String,
+    },
+    /// Of a tool that takes free text.
+    Custom {
+        call_id: String,
+        name: String,
+    },
 }
 
 /// The item that grows.
@@ -45,6 +54,8 @@ struct Open {
     id: String,
     text: String,
     logprobs: Vec<Value>,
+    /// Where the arguments of a custom tool's call become text.
+    input: Input,
 }
 
 impl Answer {
@@ -85,18 +96,34 @@ impl Answer {
             Delta::Reasoning(text) => self.text(Kind::Reasoning, "response.reasoning_text.delta", &text, out),
             Delta::CallStart { id, name, .. } => {
                 self.close(true, out);
-                self.open(Kind::Call { call_id: id, name }, out);
+                let call_id = id;
+                let custom = self.is_custom(&name);
+                self.open(if custom { Kind::Custom { call_id, name } } else { Kind::Call { call_id, name } }, out);
             }
             Delta::CallArguments { fragment, .. } => {
-                let at = self.output.len();
-                if let Some(open) = self.open.as_mut().filter(|_| !fragment.is_empty()) {
-                    open.text.push_str(&fragment);
-                    let fields = json!({"item_id": open.id, "output_index": at, "delta": fragment});
-                    self.event(out, "response.function_call_arguments.delta", fields);
-                }
+                let custom = self.open.as_mut().filter(|open| matches!(open.kind, Kind::Custom { .. }));
+                let fragment = custom.map(|open| open.input.push(&fragment)).unwrap_or(fragment);
+                self.argument(&fragment, out);
             }
             Delta::CallEnd { complete, .. } => self.close(complete, out),
         }
+    }
+
+    fn is_custom(&self, name: &str) -> bool {
+        let mut tools = self.echo.get("tools").and_then(Value::as_array).into_iter().flatten();
+        tools.any(|tool| tool["type"] == "custom" && tool["name"] == name)
+    }
+
+    fn argument(&mut self, fragment: &str, out: &mut Vec<Value>) {
+        let at = self.output.len();
+        let Some(open) = self.open.as_mut().filter(|_| !fragment.is_empty()) else { return };
+        open.text.push_str(fragment);
+        let fields = json!({"item_id": open.id, "output_index": at, "delta": fragment});
+        let event = match open.kind {
+            Kind::Custom { .. } => "response.custom_tool_call_input.delta",
+            _ => "response.function_call_arguments.delta",
+        };
+        self.event(out, event, fields);
     }
 
     fn text(&mut self, kind: Kind, event: &str, text: &str, out: &mut Vec<Value>) {
@@ -131,10 +158,12 @@ impl Answer {
             Kind::Reasoning => "rs_",
             Kind::Message => "msg_",
             Kind::Call { .. } => "fc_",
+            Kind::Custom { .. } => "ctc_",
         };
         let name = self.frame.id.strip_prefix(PREFIX).unwrap_or(&self.frame.id);
         // The answer's own id and the place: enough to find an item that a later request refers to.
-        let open = Open { kind, id: format!("{prefix}{name}_{at}"), text: String::new(), logprobs: Vec::new() };
+        let id = format!("{prefix}{name}_{at}");
+        let open = Open { kind, id, text: String::new(), logprobs: Vec::new(), input: Input::default() };
         let item = open.item("in_progress", false);
         self.event(out, "response.output_item.added", json!({"output_index": at, "item": item}));
         if let Some(part) = open.part() {
@@ -145,6 +174,8 @@ impl Answer {
     }
 
     fn close(&mut self, complete: bool, out: &mut Vec<Value>) {
+        let rest = self.open.as_mut().map(|open| open.input.end()).unwrap_or_default();
+        self.argument(&rest, out);
         let Some(mut open) = self.open.take() else { return };
         let at = self.output.len();
         if open.kind == Kind::Message {
@@ -156,12 +187,14 @@ impl Answer {
             Kind::Reasoning => "response.reasoning_text.done",
             Kind::Message => "response.output_text.done",
             Kind::Call { .. } => "response.function_call_arguments.done",
+            Kind::Custom { .. } => "response.custom_tool_call_input.done",
         };
         match &open.kind {
             Kind::Call { name, .. } => {
                 fields["name"] = json!(name);
                 fields["arguments"] = json!(open.text);
             }
+            Kind::Custom { .. } => fields["input"] = json!(open.text),
             Kind::Reasoning | Kind::Message => {
                 fields["content_index"] = json!(0);
                 fields["text"] = json!(open.text);
@@ -242,6 +275,10 @@ impl Open {
                 "id": id, "type": "function_call", "call_id": call_id, "name": name, "arguments": self.text,
                 "status": status,
             }),
+            Kind::Custom { call_id, name } => json!({
+                "id": id, "type": "custom_tool_call", "call_id": call_id, "name": name, "input": self.text,
+                "status": status,
+            }),
         }
     }
 
@@ -251,7 +288,7 @@ impl Open {
             Kind::Message => Some(json!({
                 "type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs,
             })),
-            Kind::Call { .. } => None,
+            Kind::Call { .. } | Kind::Custom { .. } => None,
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::custom;
 use crate::error::{ApiError, Code};
 use crate::wire::fields::{describe, missing, wrong};
 
@@ -67,12 +68,16 @@ pub fn read(path: &str, item: &Value) -> Result<Turn, ApiError> {
             "function_call" => {
                 Ok(Turn::Call { id: text("call_id")?, name: text("name")?, arguments: text("arguments")? })
             }
-            "function_call_output" => {
+            "custom_tool_call" => {
+                let arguments = custom::arguments(&text("input")?);
+                Ok(Turn::Call { id: text("call_id")?, name: text("name")?, arguments })
+            }
+            "function_call_output" | "custom_tool_call_output" => {
                 let output = object.get("output").unwrap_or(&Value::Null);
                 Ok(Turn::Output { call_id: text("call_id")?, content: content(&at("output"), output)? })
             }
             _ => {
-                let message = "must be message, reasoning, function_call or function_call_output";
+                let message = "must be message, reasoning, function_call, custom_tool_call or an output of these two";
                 let message = format!("{message}, not {}", describe(&object["type"]));
                 Err(ApiError::field(Code::UnsupportedField, &at("type"), message))
             }
@@ -222,6 +227,8 @@ mod tests {
             {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{\"a\":1}"},
             {"type": "function_call_output", "call_id": "c1", "output": "1"},
             {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "2"}]},
+            {"type": "custom_tool_call", "call_id": "c3", "name": "patch", "input": "a\n"},
+            {"type": "custom_tool_call_output", "call_id": "c3", "output": "done"},
             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]},
         ]);
         let call = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
@@ -234,6 +241,8 @@ mod tests {
                  "tool_calls": [call("c1", "f", "{}"), call("c2", "g", "{\"a\":1}")]},
                 {"role": "tool", "tool_call_id": "c1", "content": "1"},
                 {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "2"}]},
+                {"role": "assistant", "content": null, "tool_calls": [call("c3", "patch", "{\"input\":\"a\\n\"}")]},
+                {"role": "tool", "tool_call_id": "c3", "content": "done"},
                 {"role": "assistant", "content": null, "reasoning_content": "so"},
             ])
         );

@@ -1,10 +1,12 @@
 //! The Responses API: a chat request in another shape, whose answers are kept by their id.
 //!
 //! `request` turns a body into a chat request, `items` its input into messages; `answer` turns the events of generation
-//! into output items and the events of a stream; `store` keeps answers. A turn that goes on from an earlier answer reads
+//! into output items and the events of a stream; `custom` makes functions of tools that take free text; `store` keeps
+//! answers. A turn that goes on from an earlier answer reads
 //! that answer's input and output, and those of the answers before it, from the store.
 
 mod answer;
+mod custom;
 mod items;
 mod request;
 pub(crate) mod routes;

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::custom;
 use super::items::{self, Turn};
 use crate::error::{ApiError, Code};
 use crate::translate::renamed;
@@ -193,36 +194,37 @@ impl Own<'_> {
 
     fn tools(&mut self) -> Result<(), ApiError> {
         let tools = self.fields.array("tools", TOOLS_MAX)?.unwrap_or_default();
-        let mut chat = Vec::with_capacity(tools.len());
+        let (mut chat, mut shown) = (Vec::with_capacity(tools.len()), Vec::with_capacity(tools.len()));
         for (i, tool) in tools.iter().enumerate() {
-            let object = tool.as_object().ok_or_else(|| wrong(&format!("tools[{i}]"), "an object", tool))?;
-            if tool["type"] != "function" {
-                let message =
-                    format!("must be \"function\", not {}: no tool runs on this server", describe(&tool["type"]));
-                return Err(ApiError::field(Code::UnsupportedField, &format!("tools[{i}].type"), message));
-            }
-            // A function may come in the chat's own shape, too.
-            let function = match object.get("function") {
-                Some(function) => function.clone(),
-                None => {
-                    let mut function = object.clone();
-                    function.shift_remove("type");
-                    if function.get("name").is_none_or(|name| !name.is_string()) {
-                        return Err(missing(&format!("tools[{i}].name")));
+            let at = format!("tools[{i}]");
+            let object = tool.as_object().ok_or_else(|| wrong(&at, "an object", tool))?;
+            let function = match tool["type"].as_str() {
+                Some("function") => function(&at, object)?,
+                Some("custom") => {
+                    let (function, described) = custom::function(&at, object)?;
+                    if described {
+                        self.idle.push("tools.format");
                     }
-                    Value::Object(function)
+                    function
+                }
+                _ => {
+                    let kind = describe(&tool["type"]);
+                    let message =
+                        format!("must be \"function\" or \"custom\", not {kind}: no tool runs on this server");
+                    return Err(ApiError::field(Code::UnsupportedField, &format!("{at}.type"), message));
                 }
             };
+            shown.push(if tool["type"] == "custom" {
+                tool.clone()
+            } else {
+                json!({
+                    "type": "function", "name": function["name"], "description": function["description"],
+                    "parameters": function["parameters"], "strict": function["strict"].as_bool().unwrap_or(false),
+                })
+            });
             chat.push(json!({"type": "function", "function": function}));
         }
-        let shown = |tool: &Value| {
-            let function = &tool["function"];
-            json!({
-                "type": "function", "name": function["name"], "description": function["description"],
-                "parameters": function["parameters"], "strict": function["strict"].as_bool().unwrap_or(false),
-            })
-        };
-        self.echo.insert("tools".into(), chat.iter().map(shown).collect());
+        self.echo.insert("tools".into(), shown.into());
         if !chat.is_empty() {
             self.chat.insert("tools".into(), chat.into());
         }
@@ -234,7 +236,9 @@ impl Own<'_> {
         self.echo.insert("tool_choice".into(), choice.clone().unwrap_or_else(|| json!("auto")));
         let choice = match choice {
             Some(Value::Object(choice)) if choice.contains_key("name") => {
-                json!({"type": choice.get("type"), "function": {"name": choice.get("name")}})
+                let kind =
+                    choice.get("type").filter(|kind| *kind != "custom").cloned().unwrap_or_else(|| json!("function"));
+                json!({"type": kind, "function": {"name": choice.get("name")}})
             }
             Some(Value::Object(choice)) if choice.get("type").is_some_and(|kind| kind == "allowed_tools") => {
                 let tools = choice.get("tools").and_then(Value::as_array).cloned().unwrap_or_default();
@@ -268,6 +272,19 @@ impl Own<'_> {
     }
 }
 
+/// A function in this API's shape, or in the chat's own.
+fn function(path: &str, tool: &Map<String, Value>) -> Result<Value, ApiError> {
+    if let Some(function) = tool.get("function") {
+        return Ok(function.clone());
+    }
+    let mut function = tool.clone();
+    function.shift_remove("type");
+    if function.get("name").is_none_or(|name| !name.is_string()) {
+        return Err(missing(&format!("{path}.name")));
+    }
+    Ok(Value::Object(function))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -293,6 +310,21 @@ mod tests {
         assert_eq!(chat.common.ignored.foreign, ["reasoning.summary", "text.verbosity"]);
     }
 
+    /// Free text is a function's one parameter; what it has to look like is said and not held.
+    #[test]
+    fn custom_tools_are_functions() {
+        let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"x\""});
+        let body = json!({
+            "input": "hi", "tool_choice": {"type": "custom", "name": "patch"},
+            "tools": [{"type": "custom", "name": "patch", "description": "Edits files.", "format": format}]
+        });
+        let chat = request(body).expect("a good request");
+        let function = &chat.prompt.tools[0]["function"];
+        assert_eq!(function["parameters"]["required"], json!(["input"]));
+        assert!(function["description"].as_str().is_some_and(|text| text.ends_with("start: \"x\"")), "{function}");
+        assert_eq!(chat.common.ignored.foreign, ["tools.format"]);
+    }
+
     #[test]
     fn errors_name_the_fields_of_this_api() {
         for (field, value, param) in [
@@ -306,6 +338,13 @@ mod tests {
             ("text", json!({"format": {}}), "text.format.type"),
             ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
             ("tools", json!([{"type": "function"}]), "tools[0].name"),
+            ("tools", json!([{"type": "custom"}]), "tools[0].name"),
+            ("tools", json!([{"type": "custom", "name": "f", "format": {"type": "x"}}]), "tools[0].format.type"),
+            (
+                "tools",
+                json!([{"type": "custom", "name": "f", "format": {"type": "grammar"}}]),
+                "tools[0].format.syntax",
+            ),
             ("include", json!(["file_search_call.results"]), "include[0]"),
             ("input", json!([]), "input"),
             ("input", json!([{"role": "user"}]), "input[0].content"),

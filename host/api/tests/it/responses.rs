@@ -125,6 +125,27 @@ async fn calls_are_items() {
     assert_ne!(done[1]["item"]["call_id"], done[2]["item"]["call_id"]);
 }
 
+/// A custom tool's call carries text, and goes back in as it came.
+#[tokio::test]
+async fn custom_tools_take_text() {
+    let call = r#"<tool_call>{"name": "patch", "arguments": {"input": "+ \"a\"\n"}}</tool_call>"#;
+    let server = server(json!({"text": call}));
+    let tools = json!([{"type": "custom", "name": "patch", "description": "Edits.", "format": {"type": "text"}}]);
+    let events = stream(&server, json!({"input": "hi", "tools": tools})).await;
+    let of = |kind: &'static str| events.iter().filter(move |event| event["type"] == kind);
+    let input: String =
+        of("response.custom_tool_call_input.delta").filter_map(|event| event["delta"].as_str()).collect();
+    assert_eq!(input, "+ \"a\"\n");
+    let item = of("response.output_item.done").next().expect("an item")["item"].clone();
+    assert_eq!(
+        (&item["type"], &item["name"], &item["input"]),
+        (&json!("custom_tool_call"), &json!("patch"), &json!(input))
+    );
+    let output = json!({"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"});
+    let again = json!({"input": [{"role": "user", "content": "hi"}, item, output], "tools": tools});
+    assert_eq!(respond(&server, again).await["tools"], tools);
+}
+
 /// The last event of a stream carries what the plain answer is.
 #[tokio::test]
 async fn streamed_and_plain_are_one() {

@@ -93,10 +93,22 @@ fn a_resting_stage_is_left_alone() {
         (line(&out), host.status()[0].calls - before)
     };
     let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
-    let (text, awake) = calls(&["Hello"]);
-    assert_eq!(text, "Hello");
-    assert_eq!(calls(&["Hello", " there", ", you", "."]), ("Hello there, you.".into(), awake));
-    // White space at the end and the beginning of a marker wake it: one call more each.
-    assert_eq!(calls(&["Hello", " there ", "you"]), ("Hello there you".into(), awake + 1));
+    // The first stream starts the store that all of them share.
+    assert_eq!(calls(&["Hello"]).0, "Hello");
+    let (_, awake) = calls(&["Hello"]);
+    assert_eq!(calls(&["Hello", " there ", ", you\n", "."]), ("Hello there , you\n.".into(), awake));
+    // The beginning of a marker wakes it.
     assert_eq!(calls(&["Hello", " there", call]), ("Hello there[0:f {}]".into(), awake + 1));
+    // Inside a text of the arguments it rests again, until that ends or an escape is cut.
+    let parts = [
+        "<tool_call>{\"name\": \"f\", \"arguments\": {\"",
+        "a",
+        "\": \"x",
+        "y z",
+        " <b>\\n",
+        "\\",
+        "n",
+        "\"}}</tool_call>",
+    ];
+    assert_eq!(calls(&parts), ("[0:f {\"a\": \"xy z <b>\\n\\n\"}]".into(), awake + 5));
 }

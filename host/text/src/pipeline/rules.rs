@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use contract::output::OutputEvent;
+use contract::TokenId;
+use contract::output::{Channel, OutputEvent};
 
 /// Longest tool name. OpenAI allows 64 characters, gateways that prefix names a few hundred.
 pub(super) const CALL_NAME_BYTES_MAX: usize = 1024;
@@ -76,21 +77,29 @@ impl CallOrder {
 /// end in the given text, and a call event for everything.
 #[derive(Default)]
 pub(super) struct Unaccounted {
-    events: VecDeque<OutputEvent>,
+    /// All of it, joined.
+    text: String,
+    pieces: VecDeque<Piece>,
+}
+
+/// An event's share of the joined text.
+struct Piece {
+    channel: Channel,
+    token: Option<TokenId>,
     bytes: usize,
 }
 
 impl Unaccounted {
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.text.len()
     }
 
     pub(super) fn given(&mut self, event: &OutputEvent) {
-        if let OutputEvent::Text { text, .. } = event
+        if let OutputEvent::Text { channel, text, token } = event
             && !text.is_empty()
         {
-            self.bytes += text.len();
-            self.events.push_back(event.clone());
+            self.text.push_str(text);
+            self.pieces.push_back(Piece { channel: channel.clone(), token: *token, bytes: text.len() });
         }
     }
 
@@ -98,55 +107,47 @@ impl Unaccounted {
         match event {
             OutputEvent::Text { text, .. } => self.emitted_text(text),
             OutputEvent::CallStart { .. } | OutputEvent::CallArguments { .. } | OutputEvent::CallEnd { .. } => {
-                self.clear();
+                self.text.clear();
+                self.pieces.clear();
             }
             OutputEvent::Ext { .. } => {}
         }
     }
 
     pub(super) fn take(&mut self) -> Vec<OutputEvent> {
-        self.bytes = 0;
-        self.events.drain(..).collect()
-    }
-
-    fn clear(&mut self) {
-        self.events.clear();
-        self.bytes = 0;
+        let mut text = std::mem::take(&mut self.text);
+        let event = |Piece { channel, token, bytes }: Piece| {
+            let rest = text.split_off(bytes);
+            OutputEvent::Text { channel, text: std::mem::replace(&mut text, rest), token }
+        };
+        self.pieces.drain(..).map(event).collect()
     }
 
     fn emitted_text(&mut self, emitted: &str) {
-        if emitted.is_empty() || self.events.is_empty() {
+        if emitted.is_empty() || self.text.is_empty() {
             return;
         }
-        let given: String = self.events.iter().filter_map(text_of).collect();
-        let end = match given.find(emitted) {
+        // Nearly always it is what was given first, and a search begins with preparing itself.
+        let found = if self.text.starts_with(emitted) { Some(0) } else { self.text.find(emitted) };
+        let end = match found {
             Some(at) => at + emitted.len(),
-            None => subsequence_end(&given, emitted).unwrap_or(given.len()),
+            None => subsequence_end(&self.text, emitted).unwrap_or(self.text.len()),
         };
         self.drop_front(end);
     }
 
     fn drop_front(&mut self, bytes: usize) {
+        self.text.drain(..bytes);
         let mut left = bytes;
-        self.bytes = self.bytes.saturating_sub(bytes);
-        while let Some(OutputEvent::Text { text, token, .. }) = self.events.front_mut() {
-            if text.len() > left {
-                text.drain(..left);
-                if left > 0 {
-                    *token = None;
-                }
+        while let Some(piece) = self.pieces.front_mut().filter(|_| left > 0) {
+            if piece.bytes > left {
+                piece.bytes -= left;
+                piece.token = None;
                 return;
             }
-            left -= text.len();
-            self.events.pop_front();
+            left -= piece.bytes;
+            self.pieces.pop_front();
         }
-    }
-}
-
-fn text_of(event: &OutputEvent) -> Option<&str> {
-    match event {
-        OutputEvent::Text { text, .. } => Some(text),
-        _ => None,
     }
 }
 

@@ -13,7 +13,7 @@ impl Reader<'_, '_> {
     /// A symbol of a value that knows its own end. Markers inside are text like any other, except the quotes of the
     /// format's own.
     pub(super) fn read_value(&mut self, symbol: Symbol) -> Step {
-        let own = matches!((&self.block.state, self.format.named.as_ref().map(|shape| &shape.kind)),
+        let own = matches!((&self.block.state, self.format.kind()),
             (State::Values(_), Some(Kind::Values(Notation::Bare { quote }))) if quote.contains(&symbol));
         let Some(tag) = symbol.as_tag().filter(|_| !own) else { return self.value_symbol(symbol) };
         let format = self.format;
@@ -63,7 +63,7 @@ impl Reader<'_, '_> {
     }
 
     pub(super) fn values(&mut self, symbol: Symbol) -> Result<bool, ()> {
-        let Some(Kind::Values(notation)) = self.format.named.as_ref().map(|shape| &shape.kind) else { return Err(()) };
+        let Some(Kind::Values(notation)) = self.format.kind() else { return Err(()) };
         let State::Values(values) = &mut self.block.state else { return Err(()) };
         values.push(symbol, notation).map_err(|_| ())?;
         if !values.certain() {
@@ -171,7 +171,7 @@ impl Reader<'_, '_> {
     pub(super) fn one_of_value(&mut self) {
         let symbol = self.block.tail.remove(0);
         let format = self.format;
-        let Some(Kind::Tags(tagged)) = format.named.as_ref().map(|shape| &shape.kind) else { return };
+        let Some(Kind::Tags(tagged)) = format.kind() else { return };
         let State::Value(value) = &mut self.block.state else { return };
         match (symbol.as_char(), symbol.as_tag()) {
             (Some(c), _) => value.push(c, tagged, self.out),

@@ -164,7 +164,7 @@ impl Reader<'_, '_> {
     }
 
     pub(super) fn tagged(&self) -> Option<&Tagged> {
-        match self.format.named.as_ref().map(|shape| &shape.kind) {
+        match self.format.kind() {
             Some(Kind::Tags(tagged)) => Some(tagged),
             _ => None,
         }

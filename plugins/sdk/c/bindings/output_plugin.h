@@ -148,8 +148,9 @@ typedef struct exports_tokenloom_output_stage_event_t {
 #define EXPORTS_TOKENLOOM_OUTPUT_STAGE_EVENT_CALL_START 1
 #define EXPORTS_TOKENLOOM_OUTPUT_STAGE_EVENT_CALL_ARGUMENTS 2
 #define EXPORTS_TOKENLOOM_OUTPUT_STAGE_EVENT_CALL_END 3
-// What a later version adds; passed on unchanged. One key is known: `rests`, as the last event of a feed, says
-// which characters the stage waits for while other text may go by without it.
+// What a later version adds; passed on unchanged. Known are `rests`, `rests-in-reasoning`, `rests-as-reasoning`,
+// `rests-as-json` and `rests-as-text`: as the last event of a feed one of them says which characters the stage waits
+// for, and what becomes of other text without it: it goes by, or content becomes reasoning or arguments.
 #define EXPORTS_TOKENLOOM_OUTPUT_STAGE_EVENT_EXT 4
 
 // A tool that the request declares.

@@ -73,8 +73,9 @@ pub fn constrain(request: &Request) -> Option<Constraint> {
     let calls: Vec<String> = tools.iter().map(call).collect();
     writer.rule("call", &calls.join("\n  | "));
     let role = writer.text("<|start|>assistant");
-    // The model stops behind one call to hear its answer.
-    Some(writer.finish(&format!("({role})? call")))
+    // Where a call's end does not stop the model, more may follow.
+    let more = if request.parallel_calls { format!("({role} call)*") } else { String::new() };
+    Some(writer.finish(&format!("({role})? call {more}")))
 }
 
 #[cfg(test)]

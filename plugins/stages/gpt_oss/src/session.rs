@@ -1,10 +1,10 @@
 //! The stream: headers and messages in turn.
 
 use blocks::json::Checker;
-use blocks::markers::{Found, Tag, find};
+use blocks::markers::{Found, Tag, find, first_chars};
 use blocks::out::Out;
 use tokenloom_sdk::PluginError;
-use tokenloom_sdk::output::{Channel, EndReason, Event, Request, Session, Text};
+use tokenloom_sdk::output::{Channel, EndReason, Event, Request, Rest, RestKind, Session, Text};
 
 use crate::MARKERS;
 use crate::header::{BYTES_MAX, Mark, Purpose, left_open, purpose};
@@ -237,6 +237,19 @@ fn begin(purpose: Purpose) -> State {
     }
 }
 
+impl GptOssSession {
+    /// Inside a message's text, or a text of its arguments, only markers count, where they are written as text.
+    fn rest(&self) -> Option<Rest> {
+        let kind = match &self.state {
+            State::Text(Channel::Content) => RestKind::Content,
+            State::Text(Channel::Reasoning) => RestKind::ContentToReasoning,
+            State::Arguments(checker) if checker.in_text() => RestKind::ContentToJson,
+            _ => return None,
+        };
+        self.part.is_empty().then(|| Rest::new(kind, first_chars(&self.tags)))
+    }
+}
+
 impl Session for GptOssSession {
     fn feed(&mut self, events: Vec<Event>) -> Result<Vec<Event>, PluginError> {
         for event in events {
@@ -245,7 +258,9 @@ impl Session for GptOssSession {
                 other => self.out.events.push(other),
             }
         }
-        Ok(self.out.take())
+        let mut events = self.out.take();
+        events.extend(self.rest().map(Rest::into_event));
+        Ok(events)
     }
 
     fn finish(&mut self, reason: EndReason) -> Result<Vec<Event>, PluginError> {

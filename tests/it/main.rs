@@ -6,6 +6,7 @@ mod choosing;
 mod config;
 mod errors;
 mod folder;
+mod grammars;
 mod load;
 mod plugins;
 mod prompts;

@@ -13,6 +13,7 @@ typedef exports_tokenloom_scheduler_scheduler_arrival_t arrival_t;
 typedef exports_tokenloom_scheduler_scheduler_grant_t grant_t;
 
 struct request {
+  uint64_t arrived_us;
   uint32_t slot, prompt, cached, computed, emitted, granted;
   bool running;
 };
@@ -62,8 +63,14 @@ static struct request *enter(policy_t *self, const arrival_t *arrival) {
     self->room = self->room ? 2 * self->room : 64;
     self->queue = realloc(self->queue, self->room * sizeof *self->queue);
   }
-  struct request *new = &self->queue[self->count++];
-  *new = (struct request){.slot = arrival->slot, .prompt = arrival->prompt_tokens, .cached = arrival->cached_tokens};
+  // A snapshot's requests come in the order of their slots.
+  size_t at = self->count++;
+  for (; at > 0 && self->queue[at - 1].arrived_us > arrival->arrived_us; at--) self->queue[at] = self->queue[at - 1];
+  struct request *new = &self->queue[at];
+  *new = (struct request){.arrived_us = arrival->arrived_us,
+                          .slot = arrival->slot,
+                          .prompt = arrival->prompt_tokens,
+                          .cached = arrival->cached_tokens};
   return new;
 }
 
@@ -107,14 +114,16 @@ static void decide(policy_t *self, const delta_t *delta, decision_t *ret) {
   }
   grant_t *grants = malloc((self->count + 1) * sizeof *grants);
   size_t count = 0;
+  bool full = false;
   for (size_t i = 0; i < self->count && tokens > 0; i++) {
     struct request *request = &self->queue[i];
     uint32_t wants = need(request);
     if (wants == 0) continue;
     if (!request->running) {
       uint32_t needs_pages = (wants + page) / page + 1;
-      // Nobody overtakes the first one that finds no room.
-      if (seats == 0 || needs_pages > pages) break;
+      // Nobody overtakes the first one that finds no room; whoever has a seat goes on.
+      full |= seats == 0 || needs_pages > pages;
+      if (full) continue;
       seats--, pages -= needs_pages;
     }
     uint32_t gets = wants < tokens ? wants : tokens;

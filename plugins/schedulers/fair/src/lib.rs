@@ -92,6 +92,7 @@ struct Given {
 }
 
 /// A request on a seat.
+#[derive(PartialEq)]
 struct Seated {
     tenant: u32,
     decodes: bool,
@@ -202,10 +203,11 @@ impl FairPolicy {
             let request = self.queue.get(slot).filter(|request| request.running);
             let now = request.map(|request| Seated { tenant: request.place.0, decodes: request.decodes() });
             let index = slot as usize;
+            // Most have only moved on.
+            if now.as_ref() == self.seated.get(index).and_then(Option::as_ref) {
+                continue;
+            }
             if self.seated.len() <= index {
-                if now.is_none() {
-                    continue;
-                }
                 self.seated.resize_with(index + 1, || None);
             }
             if let Some(was) = std::mem::replace(&mut self.seated[index], now) {

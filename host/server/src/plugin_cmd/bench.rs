@@ -16,13 +16,14 @@ use contract::template::ChatTemplate;
 use plugin_host::{Grants, HostConfig, Kind, PluginHost, PluginSource, TemplateModel};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
-use text::cases::{CasePlugins, Chain, run_jsonl};
+use text::cases::{Chain, run_jsonl};
 use text::conform;
 
 use super::host_config;
 use super::schedule;
 use super::tape::{Tape, TapedPolicy, TapedStage, TapedTemplate};
 use super::test::{component_of, kind_of, provided_by, read_cases};
+use crate::wire::OnlyTemplate;
 
 /// The case file of a plugin's own folder.
 const OWN_CASES: &str = "cases.jsonl";
@@ -211,7 +212,13 @@ impl Loaded {
 
     /// Does the work once. What a case comes to is not looked at: that is what `plugin test` is for.
     fn round(&self, job: &Job, tape: &Tape) -> anyhow::Result<()> {
-        let mut templates = Templates { loaded: self, job, tape };
+        let load = |model: &TemplateModel| {
+            let template = self.host.load_template(&job.source, &Grants::default(), None, model)?;
+            let taped: Arc<dyn ChatTemplate> =
+                Arc::new(TapedTemplate::new(template, model, Arc::clone(&self.host), tape.clone()));
+            Ok(taped)
+        };
+        let mut templates = OnlyTemplate(&load);
         match (job.kind, &job.cases) {
             (Kind::Output, cases) => {
                 let stage = self.host.load_stage(&job.source, &Grants::default(), None)?;
@@ -225,7 +232,7 @@ impl Loaded {
                 run_jsonl(cases, &chain, &mut templates);
             }
             (Kind::Template, Some(cases)) => drop(run_jsonl(cases, &Chain::None, &mut templates)),
-            (Kind::Template, None) => drop(conform::template(templates.load(&TemplateModel::default())?.as_ref())),
+            (Kind::Template, None) => drop(conform::template(load(&TemplateModel::default())?.as_ref())),
             (Kind::Scheduler, cases) => {
                 let load = || {
                     let policy = self.host.load_scheduler(&job.source, &Grants::default(), None);
@@ -236,35 +243,6 @@ impl Loaded {
             }
         }
         Ok(())
-    }
-}
-
-/// Templates for the case runner, timed.
-struct Templates<'a> {
-    loaded: &'a Loaded,
-    job: &'a Job,
-    tape: &'a Tape,
-}
-
-impl Templates<'_> {
-    fn load(&self, model: &TemplateModel) -> anyhow::Result<Arc<dyn ChatTemplate>> {
-        let template = self.loaded.host.load_template(&self.job.source, &Grants::default(), None, model)?;
-        Ok(Arc::new(TapedTemplate::new(template, model, Arc::clone(&self.loaded.host), self.tape.clone())))
-    }
-}
-
-impl CasePlugins for Templates<'_> {
-    fn stage(&mut self, _name: &str) -> Result<Option<Arc<dyn OutputStage>>, String> {
-        Ok(None)
-    }
-
-    fn template(
-        &mut self,
-        source: &str,
-        special_tokens: &[(String, String)],
-    ) -> Result<Option<Arc<dyn ChatTemplate>>, String> {
-        let model = TemplateModel { template_source: Some(source.into()), special_tokens: special_tokens.to_vec() };
-        self.load(&model).map(Some).map_err(|e| format!("{e:#}"))
     }
 }
 

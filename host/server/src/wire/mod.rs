@@ -21,6 +21,7 @@ pub use running::Running;
 
 use crate::report::Report;
 use crate::settings::{EngineSettings, Settings};
+pub(crate) use exchange::OnlyTemplate;
 use exchange::{EnginePlace, Exchange};
 use plugins::{PluginTable, Plugins};
 

@@ -27,17 +27,21 @@ fn is_remark(key: &str) -> bool {
     matches!(key, "why" | "verified_with") || key.starts_with("minijinja_") || key.starts_with("raw_")
 }
 
-/// Where the runner gets plugins from.
+/// Where the runner gets plugins from; by itself there are none.
 pub trait CasePlugins {
     /// The stage of that parser name; `None`: no such stage, the case is skipped.
-    fn stage(&mut self, name: &str) -> Result<Option<Arc<dyn OutputStage>>, String>;
+    fn stage(&mut self, _name: &str) -> Result<Option<Arc<dyn OutputStage>>, String> {
+        Ok(None)
+    }
     /// A template plugin loaded with this Jinja source and these special tokens (`bos_token`, `eos_token`);
     /// `None`: no template plugin is under test, the case is skipped.
     fn template(
         &mut self,
-        source: &str,
-        special_tokens: &[(String, String)],
-    ) -> Result<Option<Arc<dyn ChatTemplate>>, String>;
+        _source: &str,
+        _special_tokens: &[(String, String)],
+    ) -> Result<Option<Arc<dyn ChatTemplate>>, String> {
+        Ok(None)
+    }
 }
 
 /// Which stages a case runs through.

@@ -243,18 +243,7 @@ fn a_file_is_run_line_by_line() {
 #[test]
 fn the_published_cases_are_understood() {
     struct NoPlugins;
-    impl CasePlugins for NoPlugins {
-        fn stage(&mut self, _name: &str) -> Result<Option<Arc<dyn OutputStage>>, String> {
-            Ok(None)
-        }
-        fn template(
-            &mut self,
-            _source: &str,
-            _special_tokens: &[(String, String)],
-        ) -> Result<Option<Arc<dyn ChatTemplate>>, String> {
-            Ok(None)
-        }
-    }
+    impl CasePlugins for NoPlugins {}
     let cases = include_str!("../../../../tests/cases/cases.jsonl");
     let results = run_jsonl(cases, &Chain::FromCase, &mut NoPlugins);
     let failed: Vec<_> = results.iter().filter(|r| matches!(r.outcome, Outcome::Failed(_))).collect();

@@ -448,23 +448,12 @@ fn nothing_before(place: &Place) -> ExchangeError {
 /// A candidate's cases are about the candidate alone.
 struct NoOthers;
 
-impl CasePlugins for NoOthers {
-    fn stage(&mut self, _name: &str) -> Result<Option<Arc<dyn OutputStage>>, String> {
-        Ok(None)
-    }
+impl CasePlugins for NoOthers {}
 
-    fn template(&mut self, _: &str, _: &[(String, String)]) -> Result<Option<Arc<dyn ChatTemplate>>, String> {
-        Ok(None)
-    }
-}
-
-struct OnlyTemplate<'a>(&'a dyn Fn(&TemplateModel) -> anyhow::Result<Arc<dyn ChatTemplate>>);
+/// Cases about a template alone, loaded for each case's model.
+pub(crate) struct OnlyTemplate<'a>(pub &'a dyn Fn(&TemplateModel) -> anyhow::Result<Arc<dyn ChatTemplate>>);
 
 impl CasePlugins for OnlyTemplate<'_> {
-    fn stage(&mut self, _name: &str) -> Result<Option<Arc<dyn OutputStage>>, String> {
-        Ok(None)
-    }
-
     fn template(
         &mut self,
         source: &str,

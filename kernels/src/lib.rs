@@ -70,6 +70,7 @@ sources! {
     DELTA_CHUNK = "delta_chunk",
     DELTA_SCAN = "delta_scan",
     DELTA_OUT = "delta_out",
+    COPY_STATES = "copy_states",
     FILL_RANDOM = "fill_random",
     QUANTIZE = "quantize",
     DEQUANTIZE = "dequantize",

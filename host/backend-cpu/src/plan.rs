@@ -1,7 +1,7 @@
 //! What a load costs, and what had to be lowered to make it fit.
 
 use backend::BackendError;
-use backend::load::{LoadOptions, MemoryPlan};
+use backend::load::{LoadOptions, MemoryPlan, STATES_PER_SEAT, state_note};
 use backend::ops::{DELTA_CHUNK, ModelSpec};
 use backend::step::Caps;
 use contract::PAGE_TOKENS;
@@ -22,8 +22,6 @@ pub struct Sizes {
 const ROWS_MAX: u32 = 8_192;
 /// More threads than any machine has cores.
 const THREADS_MAX: usize = 1_024;
-/// Saved states for each seat: a prompt's end, its first and last messages, and a long prompt's way.
-const STATES_PER_SEAT: u64 = 8;
 /// A sequence needs its prompt and one answer.
 const CONTEXT_MIN: u32 = 2;
 
@@ -109,15 +107,5 @@ pub fn sizes(
 /// Slots for saved states: what the limit holds, and no more than some for each seat.
 fn state_slots(state_bytes: u64, seats: u16, bytes_max: u64) -> u32 {
     let fit = bytes_max.checked_div(state_bytes).unwrap_or(0);
-    fit.min(u64::from(seats) * STATES_PER_SEAT) as u32
-}
-
-fn state_note(bytes: u64, seats: u16, slots: u32) -> String {
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let all = bytes * (u64::from(seats) + u64::from(slots));
-    format!(
-        "recurrent state: {:.1} MiB a sequence, {seats} seats and {slots} saved states for the prefix cache: {:.1} MiB",
-        mib(bytes),
-        mib(all)
-    )
+    fit.min(u64::from(seats) * u64::from(STATES_PER_SEAT)) as u32
 }

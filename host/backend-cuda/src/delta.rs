@@ -62,9 +62,10 @@ pub struct Delta {
     chunk_g: Buffer,
     /// `[rows, gates_width]`, where beta and alpha do not stand in `mix`.
     pub gates: Option<Buffer>,
-    /// Of each layer `[seats + 1, value_heads, value_dim, key_dim]`, and `[seats + 1, RING, channels]`.
-    states: Vec<Buffer>,
-    rings: Vec<Buffer>,
+    /// Of each layer `[numbers, value_heads, value_dim, key_dim]`, and `[numbers, RING, channels]`: those of the seats and
+    /// of the null seat, then the saved ones.
+    pub states: Vec<Buffer>,
+    pub rings: Vec<Buffer>,
 }
 
 /// Shapes that have kernels.
@@ -94,7 +95,7 @@ impl Delta {
         compiler: &mut Compiler<'_>,
         spec: &ModelSpec,
         shape: DeltaShape,
-        (seats, rows, separate_gates): (usize, usize, bool),
+        (seats, saved, rows, separate_gates): (usize, usize, usize, bool),
     ) -> Result<Self, BackendError> {
         let [step, conv, chunk, scan, out] = kernels(compiler, &shape)?;
         let (chunk_shared, scan_shared) = (chunk_shared(&shape), scan_shared(&shape, stages(compiler.target.arch)));
@@ -106,7 +107,7 @@ impl Delta {
         let items = (rows / DELTA_CHUNK + seats.min(rows / 2) + 1) * shape.value_heads * DELTA_CHUNK;
         let alloc = |what: &str, bytes: usize| device.alloc_zeroed(what, bytes);
         let layers = |what: &str, bytes: usize| {
-            let one = |layer| device.alloc_zeroed(&format!("{what} of layer {layer}"), (seats + 1) * bytes);
+            let one = |layer| device.alloc_zeroed(&format!("{what} of layer {layer}"), (seats + 1 + saved) * bytes);
             (0..spec.state_layers).map(one).collect::<Result<Vec<_>, _>>()
         };
         let gates = || device.alloc_zeroed("gates of the delta rule", padded * gates_width(shape.value_heads) * 2);
@@ -124,8 +125,8 @@ impl Delta {
             chunk_p: alloc("chunks of the delta rule", items * DELTA_CHUNK * 2)?,
             chunk_g: alloc("chunks of the delta rule", items * 4)?,
             gates: separate_gates.then(gates).transpose()?,
-            states: layers("recurrent state", shape.state_len() * 4)?,
-            rings: layers("convolution", RING * shape.channels() * 2)?,
+            states: layers("recurrent state", matrix_bytes(&shape))?,
+            rings: layers("convolution", ring_bytes(&shape))?,
             shape,
         })
     }
@@ -148,6 +149,15 @@ impl Delta {
             None => mix_width(&self.shape),
         }
     }
+}
+
+/// What a layer keeps of a sequence: its matrices, and the newest tokens.
+pub fn matrix_bytes(shape: &DeltaShape) -> usize {
+    shape.state_len() * 4
+}
+
+pub fn ring_bytes(shape: &DeltaShape) -> usize {
+    RING * shape.channels() * 2
 }
 
 /// Chunks in shared memory: most cards have too little for two.
@@ -338,7 +348,9 @@ impl Forward<'_> {
             .pointer(delta.chunk_p.pointer)
             .pointer(delta.chunk_g.pointer)
             .pointer(states)
-            .pointer(w.runs_pointer());
+            .pointer(w.runs_pointer())
+            .pointer(w.saves_pointer())
+            .int(size.saves);
         let splits = shape.value_dim / SCAN_COLUMNS;
         delta.scan.launch(self.device, grid(size.runs, heads * splits, 128, delta.scan_shared), args)?;
         let args = Args::default()
@@ -351,7 +363,9 @@ impl Forward<'_> {
             .pointer(w.row_seat.pointer)
             .pointer(w.row_position.pointer)
             .int(size.rows)
-            .float(model.eps);
+            .float(model.eps)
+            .pointer(w.saves_pointer())
+            .int(size.saves);
         delta.out.launch(self.device, grid(size.rows, heads.div_ceil(4), 128, 0), args)
     }
 }

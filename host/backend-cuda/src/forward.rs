@@ -17,7 +17,7 @@ use crate::delta::{Delta, DeltaLayer};
 use crate::device::{Buffer, Device, fault};
 use crate::launch::{Args, Shape};
 use crate::products::{Epilogue, Fp8Scales, Fp8Work, Matrix, ProductKernels, library_rows};
-use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload};
+use crate::seats::{SeatUpload, UploadLayout};
 
 /// Keys of one decode work item.
 pub const SPLIT: usize = 128;
@@ -189,7 +189,7 @@ pub struct Workspace {
     pub max_rows: usize,
     pub seats: usize,
     pub table_width: usize,
-    /// `StepInfo`, runs, mask indices, appends, tokens: one upload a step.
+    /// `StepInfo`, runs, mask indices, appends, saves, tokens: one upload a step.
     pub upload: Buffer,
     pub layout: UploadLayout,
     pub seat_states: Buffer,
@@ -219,29 +219,6 @@ pub struct Workspace {
     /// What the blocks of a sampled row hand to its last, and how many have: zero between steps.
     pub sample_parts: Buffer,
     pub sample_arrived: Buffer,
-}
-
-/// Byte offsets of the sections of the upload area.
-#[derive(Clone, Copy)]
-pub struct UploadLayout {
-    pub runs: usize,
-    pub mask_of: usize,
-    pub appends: usize,
-    pub tokens: usize,
-    pub bytes: usize,
-    pub appends_max: usize,
-}
-
-impl UploadLayout {
-    fn new(seats: usize, max_rows: usize, context_pages: usize) -> Self {
-        let runs = size_of::<StepUpload>();
-        let mask_of = runs + (seats + 1) * size_of::<RunUpload>();
-        let appends = mask_of + (seats + 1) * 4;
-        // A resumed seat may append its whole table at once.
-        let appends_max = seats * 4 + max_rows / 64 + context_pages * 4;
-        let tokens = (appends + appends_max * size_of::<AppendUpload>()).next_multiple_of(16);
-        Self { runs, mask_of, appends, tokens, bytes: tokens + max_rows * 4, appends_max }
-    }
 }
 
 impl Workspace {
@@ -341,6 +318,10 @@ impl Workspace {
     pub fn runs_pointer(&self) -> u64 {
         self.upload.pointer + self.layout.runs as u64
     }
+
+    pub fn saves_pointer(&self) -> u64 {
+        self.upload.pointer + self.layout.saves as u64
+    }
 }
 
 /// How many rows of which kind a step has: all that a forward pass depends on.
@@ -356,13 +337,15 @@ pub struct StepSize {
     pub split_items: usize,
     /// Chunks of the delta rule; see [`crate::delta::chunks`].
     pub chunks: usize,
+    /// States that runs of several rows leave on their way.
+    pub saves: usize,
     pub emits: usize,
 }
 
 impl StepSize {
     /// One row for each of `rows` seats, and each emits.
     pub fn decode(rows: usize) -> Self {
-        Self { runs: rows, rows, decodes: rows, prefill_rows: 0, split_items: 0, chunks: 0, emits: rows }
+        Self { runs: rows, rows, decodes: rows, prefill_rows: 0, split_items: 0, chunks: 0, saves: 0, emits: rows }
     }
 }
 

@@ -19,6 +19,7 @@ use crate::launch::{Args, Shape};
 use crate::packed::{Format, TILE_ROWS, pack_tile};
 use crate::pool::Pool;
 use crate::products::{Fp8Scales, Fp8Work, Matrix};
+use crate::saved::{SavedStates, Slots};
 use crate::step::CudaBackend;
 
 /// What only this backend can be asked.
@@ -29,11 +30,13 @@ pub struct CudaOptions {
     pub memory_fraction: f32,
     /// Decode steps run as captured graphs.
     pub graphs: bool,
+    /// Room for saved recurrent states, which the prefix cache of a hybrid needs.
+    pub saved_states: bool,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        Self { device: DeviceOptions::default(), memory_fraction: 0.9, graphs: true }
+        Self { device: DeviceOptions::default(), memory_fraction: 0.9, graphs: true, saved_states: true }
     }
 }
 
@@ -72,14 +75,16 @@ pub fn load(
     let mut lowered = Vec::new();
     let context_len = options.context_len.unwrap_or(spec.context_len).min(spec.context_len);
     let workspace = Workspace::new(&device, spec, options, context_len)?;
-    let separate = ops.iter().any(|op| matches!(op, DeviceOp::NormDelta { gates: Some(_), .. }));
-    let sizes = (workspace.seats, workspace.max_rows, separate);
-    let delta = spec.delta.map(|shape| Delta::new(&device, &mut compiler, spec, shape, sizes)).transpose()?;
+    let memory = (free_at_start, total, cuda.memory_fraction);
+    let left = || Ok((Pool::budget(&device, memory)?, Pool::bytes_wanted(spec, options, context_len)));
+    let slots = Slots::new(spec, options, cuda.saved_states.then(left).transpose()?);
+    lowered.extend(slots.remark);
+    let (delta, saved) = recurrent(&device, &mut compiler, spec, (&workspace, &ops), slots.count)?.unzip();
     let mut blas = Blas::new(&device, f16)?;
     let fp8 = fp8_work(&device, spec, fp8, &ops, &mut blas, workspace.max_rows)?;
     let panel = panel(&device, spec)?;
     device.synchronize()?;
-    let pool = Pool::new(&device, spec, options, (free_at_start, total, cuda.memory_fraction), context_len)?;
+    let pool = Pool::new(&device, spec, options, memory, context_len)?;
     let Pool { pages, kv_bytes_per_token, .. } = pool;
     lowered.extend(pool.remark);
     // One page more than the pool: padding rows write there.
@@ -100,7 +105,7 @@ pub fn load(
         pages: pages as u32,
         seats: options.seats,
         lowered,
-        notes: Vec::new(),
+        notes: slots.note.into_iter().collect(),
     };
     let tensor_maps = kernels
         .prefill
@@ -127,7 +132,7 @@ pub fn load(
         model,
         kernels,
         workspace,
-        (blas, fp8),
+        (blas, fp8, saved),
         options,
         context_len,
         pages as u32,
@@ -188,6 +193,22 @@ fn rotation_table(device: &Device, spec: &ModelSpec, context_len: u32) -> Result
         }
     }
     device.upload("the rotation table", &table)
+}
+
+/// What recurrent layers need, and the states that can be saved.
+fn recurrent(
+    device: &Device,
+    compiler: &mut Compiler<'_>,
+    spec: &ModelSpec,
+    (workspace, ops): (&Workspace, &[DeviceOp]),
+    slots: u32,
+) -> Result<Option<(Delta, SavedStates)>, BackendError> {
+    let Some(shape) = spec.delta else { return Ok(None) };
+    let separate = ops.iter().any(|op| matches!(op, DeviceOp::NormDelta { gates: Some(_), .. }));
+    let sizes = (workspace.seats, slots as usize, workspace.max_rows, separate);
+    let delta = Delta::new(device, compiler, spec, shape, sizes)?;
+    let saved = SavedStates::new(device, compiler, &delta, (workspace.seats, slots))?;
+    Ok(Some((delta, saved)))
 }
 
 fn fp8_work(

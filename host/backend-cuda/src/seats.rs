@@ -1,6 +1,7 @@
 //! What the host writes to the device: the mirrors of the structures in `prelude.cuh`.
 
 use backend::BackendError;
+use backend::ops::DELTA_CHUNK;
 use backend::step::SeatInit;
 
 /// Stop tokens and logit biases that fit a seat; the API's own limits are lower or equal.
@@ -47,6 +48,16 @@ pub struct AppendUpload {
     pub seat: i32,
     pub at: i32,
     pub page: i32,
+}
+
+/// `StateSave` of the prelude.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SaveUpload {
+    pub run: i32,
+    pub seat: i32,
+    pub at: i32,
+    pub to: i32,
 }
 
 /// `SeatState` of the prelude.
@@ -164,6 +175,34 @@ pub fn captured_sizes(seats: usize) -> Vec<usize> {
     let mut sizes: Vec<usize> = (1..=16).chain(steps).filter(|&size| size < seats).collect();
     sizes.push(seats);
     sizes
+}
+
+/// Byte offsets of the sections of the upload area.
+#[derive(Clone, Copy)]
+pub struct UploadLayout {
+    pub runs: usize,
+    pub mask_of: usize,
+    pub appends: usize,
+    pub saves: usize,
+    pub tokens: usize,
+    pub bytes: usize,
+    pub appends_max: usize,
+    pub saves_max: usize,
+}
+
+impl UploadLayout {
+    pub fn new(seats: usize, max_rows: usize, context_pages: usize) -> Self {
+        let runs = size_of::<StepUpload>();
+        let mask_of = runs + (seats + 1) * size_of::<RunUpload>();
+        let appends = mask_of + (seats + 1) * 4;
+        // A resumed seat may append its whole table at once.
+        let appends_max = seats * 4 + max_rows / 64 + context_pages * 4;
+        let saves = appends + appends_max * size_of::<AppendUpload>();
+        // Each at the end of a chunk of its own.
+        let saves_max = max_rows / DELTA_CHUNK;
+        let tokens = (saves + saves_max * size_of::<SaveUpload>()).next_multiple_of(16);
+        Self { runs, mask_of, appends, saves, tokens, bytes: tokens + max_rows * 4, appends_max, saves_max }
+    }
 }
 
 /// The bytes of a plain structure of integers and floats.

@@ -6,20 +6,19 @@ use std::time::Duration;
 use backend::load::LoadOptions;
 use backend::ops::DELTA_CHUNK;
 use backend::sampler::raw_logprobs;
-use backend::step::{Caps, Emit, Feed, Mask, RunOut, SeatFault, SeatInit, Step, StepOut, Table, Ticket};
+use backend::step::{Caps, Mask, RunOut, SeatFault, SeatInit, Step, StepOut, Ticket};
 use backend::{Backend, BackendError};
 use contract::{PAGE_TOKENS, Seat, TokenId};
 use cudarc::driver::{CudaEvent, CudaGraph, result, sys};
 
-use crate::attention::split_prompts;
 use crate::blas::Blas;
-use crate::delta::chunks;
 use crate::device::{Device, Pinned, fault};
 use crate::forward::{DeviceModel, Forward, Kernels, SAMPLE_PARTS_MAX, StepSize, Workspace};
 use crate::launch::{Args, Shape};
 use crate::products::{FEW_ROWS_MAX, Fp8Work, ROWS_TILE};
 use crate::prompt::{self, PromptBuffers, PromptOut};
-use crate::seats::{AppendUpload, RunUpload, SeatUpload, StepUpload, bytes_of, captured_sizes, history};
+use crate::saved::{Copies, SavedStates};
+use crate::seats::{AppendUpload, RunUpload, SaveUpload, SeatUpload, StepUpload, bytes_of, captured_sizes, history};
 
 /// Steps that may be launched before the oldest is collected.
 const IN_FLIGHT: usize = 2;
@@ -53,10 +52,12 @@ pub struct CudaBackend {
     rings: Vec<Ring>,
     pub(crate) blas: Blas,
     fp8: Option<Fp8Work>,
-    kernels: Kernels,
+    pub(crate) kernels: Kernels,
     pub(crate) work: Workspace,
     pub(crate) model: DeviceModel,
-    caps: Caps,
+    /// Of a model with recurrent layers.
+    pub(crate) saved: Option<SavedStates>,
+    pub(crate) caps: Caps,
     pub(crate) logprobs: Vec<Option<u8>>,
     pub(crate) prompt: Option<PromptBuffers>,
     open: VecDeque<Open>,
@@ -75,7 +76,7 @@ impl CudaBackend {
         model: DeviceModel,
         kernels: Kernels,
         work: Workspace,
-        (blas, fp8): (Blas, Option<Fp8Work>),
+        (blas, fp8, saved): (Blas, Option<Fp8Work>, Option<SavedStates>),
         options: &LoadOptions,
         context_len: u32,
         pages: u32,
@@ -89,7 +90,7 @@ impl CudaBackend {
             pages,
             page_tokens: PAGE_TOKENS,
             recurrent: model.delta.is_some(),
-            state_slots: 0,
+            state_slots: saved.as_ref().map_or(0, SavedStates::slots),
             adapters: 0,
             max_rows: options.max_rows,
             max_query: 1,
@@ -127,6 +128,7 @@ impl CudaBackend {
             kernels,
             work,
             model,
+            saved,
             caps,
             logprobs,
             prompt: None,
@@ -190,7 +192,7 @@ impl CudaBackend {
     fn upload_null(&mut self, rows: usize) -> Result<(), BackendError> {
         let runs: Vec<RunUpload> = (0..rows).map(|row| RunUpload::null(self.work.seats, row)).collect();
         let step = StepUpload { runs: rows as i32, rows: rows as i32, emits: rows as i32, ..StepUpload::default() };
-        self.upload(0, &step, &runs, &[], &[])
+        self.upload(0, &step, &runs, (&[], &[]), &[])
     }
 
     pub(crate) fn forward(&mut self) -> Forward<'_> {
@@ -211,7 +213,7 @@ impl CudaBackend {
         ring: usize,
         step: &StepUpload,
         runs: &[RunUpload],
-        appends: &[AppendUpload],
+        (appends, saves): (&[AppendUpload], &[SaveUpload]),
         tokens: &[TokenId],
     ) -> Result<(), BackendError> {
         let layout = self.work.layout;
@@ -220,6 +222,7 @@ impl CudaBackend {
         put(0, bytes_of(std::slice::from_ref(step)));
         put(layout.runs, bytes_of(runs));
         put(layout.appends, bytes_of(appends));
+        put(layout.saves, bytes_of(saves));
         put(layout.tokens, bytes_of(tokens));
         let used =
             if tokens.is_empty() { layout.appends + size_of_val(appends) } else { layout.tokens + size_of_val(tokens) };
@@ -261,6 +264,9 @@ impl Backend for CudaBackend {
             }
             this.write_seat(index, &SeatUpload::new(init)?)?;
             this.logprobs[index] = init.sampling.logprobs;
+            if let Some(saved) = &mut this.saved {
+                saved.bind(seat, init);
+            }
             if init.sampling.needs_history() {
                 let counts = history(this.model.vocab, init);
                 let at = this.work.counts.pointer + (index * this.model.vocab * 4) as u64;
@@ -276,6 +282,9 @@ impl Backend for CudaBackend {
         // The next `bind` is ordered behind the steps in flight, so there is nothing to wait for.
         if let Some(slot) = self.logprobs.get_mut(usize::from(seat.0)) {
             *slot = None;
+        }
+        if let Some(saved) = &mut self.saved {
+            saved.release(seat);
         }
     }
 
@@ -303,6 +312,11 @@ impl CudaBackend {
         }
         let (mut runs, mut size, meta) = self.lay_out(step)?;
         let appends = self.appends(step)?;
+        let copies = self.saved.as_mut().map_or(Ok(Copies::default()), |saved| saved.plan(step))?;
+        size.saves = copies.within.len();
+        if size.saves > self.work.layout.saves_max {
+            return Err(BackendError::InvalidStep(format!("{} states saved within runs", size.saves)));
+        }
         // A lone prompt token that emits nothing would leave a hole among the emitted rows of a graph.
         let decode_only = size.prefill_rows == 0 && size.emits == size.rows && !step.runs.iter().any(prompt::wanted);
         let graph =
@@ -319,8 +333,11 @@ impl CudaBackend {
             derived: [0; 4],
         };
         let ring = (self.next_ticket as usize) % self.rings.len();
-        self.upload(ring, &header, &runs, &appends, step.tokens)?;
+        self.upload(ring, &header, &runs, (&appends, &copies.within), step.tokens)?;
         self.rings[ring].begun.record(&self.device.stream).map_err(|e| fault("cuEventRecord", e))?;
+        if let Some(saved) = &self.saved {
+            saved.copy_before(&self.device, &copies)?;
+        }
         match graph {
             Some(rows) => self.graphs[&rows].launch().map_err(|e| fault("cuGraphLaunch", e))?,
             None => {
@@ -328,6 +345,9 @@ impl CudaBackend {
                 forward.every_row = step.runs.iter().any(prompt::wanted);
                 forward.run(size)?;
             }
+        }
+        if let Some(saved) = &self.saved {
+            saved.copy_after(&self.device, &copies)?;
         }
         let prompts = self.read_prompts(step)?;
         let ticket = Ticket(self.next_ticket);
@@ -342,99 +362,6 @@ impl CudaBackend {
             sampled: false,
         });
         Ok(ticket)
-    }
-
-    /// Runs as the device sees them; checks what the engine promised.
-    #[allow(clippy::type_complexity, reason = "three halves of one pass over the runs")]
-    fn lay_out(
-        &self,
-        step: &Step<'_>,
-    ) -> Result<(Vec<RunUpload>, StepSize, Vec<(Seat, bool, Option<u8>)>), BackendError> {
-        let invalid = |what: String| Err(BackendError::InvalidStep(what));
-        let mut runs = Vec::with_capacity(step.runs.len());
-        let mut meta = Vec::with_capacity(step.runs.len());
-        let mut size = StepSize { runs: step.runs.len(), ..StepSize::decode(0) };
-        for run in step.runs {
-            let token0 = match &run.feed {
-                Feed::Last => -1,
-                Feed::Tokens(range) if range.end <= step.tokens.len() as u32 && range.end - range.start == run.rows => {
-                    range.start as i32
-                }
-                other => return invalid(format!("seat {} is fed {other:?} for {} rows", run.seat.0, run.rows)),
-            };
-            let emits = match run.emit {
-                Emit::Nothing | Emit::Next | Emit::Pool { .. } => run.emit.samples(),
-                Emit::Every { from, .. } if from < run.rows => run.emit.samples(),
-                other => {
-                    return Err(BackendError::Unsupported {
-                        what: format!("{other:?} on CUDA"),
-                        fix: "use `--device cpu`".into(),
-                    });
-                }
-            };
-            if usize::from(run.seat.0) >= self.work.seats || run.rows == 0 || run.end_max > self.caps.context_len {
-                return invalid(format!("run {run:?} of {} seats, {} tokens", self.work.seats, self.caps.context_len));
-            }
-            runs.push(RunUpload {
-                seat: i32::from(run.seat.0),
-                rows: run.rows as i32,
-                row0: size.rows as i32,
-                token0,
-                emit: if emits { size.emits as i32 } else { -1 },
-                derived: [0; 3],
-            });
-            meta.push((run.seat, emits, self.logprobs[usize::from(run.seat.0)]));
-            size.rows += run.rows as usize;
-            size.emits += usize::from(emits);
-            // A prompt's last token may stand alone behind longer runs: it is a decode to the device all the same.
-            if run.rows == 1 {
-                size.decodes += 1;
-            } else {
-                size.prefill_rows += run.rows as usize;
-            }
-        }
-        if self.model.delta.is_some() {
-            size.chunks = chunks(step.runs.iter().map(|run| run.rows));
-        }
-        if size.rows > self.work.max_rows || runs.len() > self.work.seats {
-            return invalid(format!("{} rows, {} runs", size.rows, runs.len()));
-        }
-        if self.kernels.prefill.mapped && size.prefill_rows > 0 {
-            let starts: Vec<usize> =
-                step.runs.iter().map(|run| run.end_max.saturating_sub(run.rows) as usize).collect();
-            let multiprocessors = self.device.multiprocessors as usize;
-            size.split_items = split_prompts(&mut runs, &starts, &self.model.shape, multiprocessors);
-        }
-        Ok((runs, size, meta))
-    }
-
-    fn appends(&self, step: &Step<'_>) -> Result<Vec<AppendUpload>, BackendError> {
-        let mut appends = Vec::new();
-        for table in step.tables {
-            match table {
-                Table::Append { seat, at, pages } => {
-                    appends.extend(pages.iter().enumerate().map(|(i, page)| AppendUpload {
-                        seat: i32::from(seat.0),
-                        at: *at as i32 + i as i32,
-                        page: page.0 as i32,
-                    }));
-                }
-                other => {
-                    return Err(BackendError::Unsupported {
-                        what: format!("{other:?} on CUDA"),
-                        fix: "use `--device cpu`".into(),
-                    });
-                }
-            }
-        }
-        let fits = appends.iter().all(|a| (a.at as usize) < self.work.table_width && (a.page as u32) < self.caps.pages);
-        if !fits || appends.len() > self.work.layout.appends_max {
-            return Err(BackendError::InvalidStep(format!(
-                "{} page appends, or one outside the tables",
-                appends.len()
-            )));
-        }
-        Ok(appends)
     }
 
     fn sample_step(&mut self, ticket: Ticket, masks: &[Mask<'_>]) -> Result<(), BackendError> {

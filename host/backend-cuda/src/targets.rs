@@ -73,6 +73,7 @@ pub fn compile_for(machine: u32, cache: Option<&Path>) -> Result<(u32, u32), Bac
                 Kernels::compile(&mut compiler, shape, fp8, &blocks)?;
                 if index == 0 && machine >= 80 {
                     crate::delta::kernels(&mut compiler, &DELTA)?;
+                    crate::saved::kernel(&mut compiler)?;
                 }
                 compiled += compiler.compiled;
                 cached += compiler.cached;

@@ -55,6 +55,20 @@ impl MemoryPlan {
     }
 }
 
+/// Saved recurrent states for each seat: a prompt's end, its first and last messages, and a long prompt's way.
+pub const STATES_PER_SEAT: u32 = 8;
+
+/// The arithmetic of recurrent states of `bytes` a sequence, for [`MemoryPlan::notes`].
+pub fn state_note(bytes: u64, seats: u16, slots: u32) -> String {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let all = bytes * (u64::from(seats) + u64::from(slots));
+    format!(
+        "recurrent state: {:.1} MiB a sequence, {seats} seats and {slots} saved states for the prefix cache: {:.1} MiB",
+        mib(bytes),
+        mib(all)
+    )
+}
+
 /// How far a load is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {

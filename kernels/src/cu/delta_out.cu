@@ -1,13 +1,14 @@
 // Behind the chunked delta rule: attended[row, head] = rms(o; norm) gate(z), and the newest tokens into the seats' rings.
 //
-// o lies in conv in place of v (`delta_scan`). One warp takes a row's head. Grid: (rows, (VALUE_HEADS + 3) / 4), 128 threads; runs of one row are none of its business.
+// Rings that `saves` name get the four tokens before them. o lies in conv in place of v (`delta_scan`). One warp takes a row's head. Grid: (rows, (VALUE_HEADS + 3) / 4), 128 threads; runs of one row are none of its business.
 #include "prelude.cuh"
 
 #define LANE (VALUE_DIM / WARP)
 
 extern "C" __global__ void __launch_bounds__(128) delta_out(u16 *attended, const u16 *conv, const u16 *mix, int mix_width, u16 *rings,
                                                             const float *norm, const int *row_seat,
-                                                            const int *row_position, int rows, float eps) {
+                                                            const int *row_position, int rows, float eps,
+                                                            const StateSave *saves, int saves_total) {
     wait_previous();
     start_next();
     int row = blockIdx.x, seat = row_seat[row], position = row_position[row];
@@ -17,10 +18,14 @@ extern "C" __global__ void __launch_bounds__(128) delta_out(u16 *attended, const
     if (!same_run(1) && !same_run(-1)) return;
     int lane = threadIdx.x % WARP, head = blockIdx.y * 4 + threadIdx.x / WARP;
     const u16 *from = mix + (long long)row * mix_width;
-    if (!same_run(4)) {
-        u16 *to = rings + ((long long)seat * 4 + (position & 3)) * CHANNELS;
+    auto remember = [&](int number) {
+        u16 *to = rings + ((long long)number * 4 + (position & 3)) * CHANNELS;
         for (int i = (blockIdx.y * 128 + threadIdx.x) * 8; i < CHANNELS; i += gridDim.y * 1024) *(U4 *)(to + i) = load16(from + i);
-    }
+    };
+    if (!same_run(4)) remember(seat);
+    if (position % 64 >= 60)
+        for (int i = 0; i < saves_total; i++)
+            if (saves[i].seat == seat && saves[i].at == position / 64 * 64 + 64) remember(saves[i].to);
     if (head >= VALUE_HEADS) return;
     float o[LANE], sum = 0.f;
     int at = head * VALUE_DIM + lane * LANE;

@@ -498,6 +498,13 @@ __device__ __forceinline__ float delta_gate(float z) {
 #endif
 }
 
+// A state that a run of several rows leaves on its way, after `at` tokens: a multiple of 64 before its end. Mirrors
+// `SaveUpload`; a step's are in the order of its runs, and of a run in the order of `at`.
+struct StateSave {
+    int run, seat, at;
+    int to;  // the number of the saved state, counted with the seats'
+};
+
 // 64 tokens of a run, or what is left of it.
 struct ChunkPlace {
     int row0, rows;

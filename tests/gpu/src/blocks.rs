@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use backend::Backend;
-use backend::ops::ModelSpec;
-use backend::weights::WeightType;
+use backend::ops::{BlockOp, GateFn, ModelSpec};
+use backend::weights::{WeightId, WeightType};
 use backend_cpu::{CpuOptions, Numerics};
 use backend_cuda::CudaOptions;
 use contract::sampling::SamplingParams;
@@ -11,6 +11,7 @@ use model::decoder::Settings;
 use model::dummy::{Mix, quantised};
 
 use crate::drive::{Driver, Part};
+use crate::hybrid::hybrid;
 use crate::parity::{Check, LOGPROB_BOUND, difference, forced, options, small, spec, tokens};
 
 pub const CHECKS: &[Check] = &[
@@ -27,8 +28,15 @@ pub const CHECKS: &[Check] = &[
     Check { name: "Q4_K_M, tied head", run: |arch| parity(&tied(), Mix::Q4KM, arch) },
     Check { name: "IQ4_XS mix, odd width", run: |arch| parity(&odd(), Mix::Iq4Xs, arch) },
     Check { name: "gate and up differ", run: gate_and_up_differ },
-    Check { name: "block graph equals eager", run: graph_equals_eager },
-    Check { name: "block rows equal in any batch", run: rows_equal },
+    Check { name: "block graph equals eager", run: |arch| graph_equals_eager(&whole(), arch) },
+    Check { name: "block rows equal in any batch", run: |arch| rows_equal(&whole(), arch) },
+    Check { name: "hybrid, Q4_K_M", run: |arch| parity(&twice(), Mix::Q4KM, arch) },
+    Check { name: "hybrid, IQ4_XS mix", run: |arch| parity(&twice(), Mix::Iq4Xs, arch) },
+    Check { name: "hybrid, Q8_0, heads of 64", run: |arch| parity(&thrice(), Mix::Only(WeightType::Q8_0), arch) },
+    Check { name: "hybrid, inputs in three formats", run: inputs_differ },
+    Check { name: "hybrid, gates in 16 bits", run: gates_in_16_bits },
+    Check { name: "hybrid, block graph equals eager", run: |arch| graph_equals_eager(&twice(), arch) },
+    Check { name: "hybrid, block rows equal", run: |arch| rows_equal(&twice(), arch) },
 ];
 
 /// Few rows, then many: through a panel in 16 bits.
@@ -46,6 +54,15 @@ fn odd() -> Settings {
 
 fn tied() -> Settings {
     Settings { tied_head: Some(true), layers: 8, ..whole() }
+}
+
+/// Hybrids whose gates are whole tiles of rows: qkv, z, beta and alpha are one product.
+fn twice() -> Settings {
+    hybrid(4, 8, 128, GateFn::Silu)
+}
+
+fn thrice() -> Settings {
+    hybrid(8, 24, 64, GateFn::Sigmoid)
 }
 
 fn cuda(spec: &ModelSpec, graphs: bool, arch: Option<u32>) -> Result<Box<dyn Backend>> {
@@ -79,8 +96,40 @@ fn gate_and_up_differ(arch: Option<u32>) -> Result<String> {
     compare(mixed, arch)
 }
 
-fn graph_equals_eager(arch: Option<u32>) -> Result<String> {
-    let spec = quantised(spec(&whole())?, Mix::Q4KM);
+/// The weights of a hybrid's linear layers: qkv, z, beta and alpha.
+fn delta_inputs(spec: &ModelSpec) -> Vec<[WeightId; 4]> {
+    let inputs = spec.ops.iter().map(|op| match *op {
+        BlockOp::NormDelta { qkv, z, beta, alpha, .. } => Some([qkv, z, beta, alpha]),
+        _ => None,
+    });
+    inputs.flatten().collect()
+}
+
+/// One matrix of parts in Q4_K, Q6_K and Q8_0: more than one launch has.
+fn inputs_differ(arch: Option<u32>) -> Result<String> {
+    let mut mixed = quantised(spec(&twice())?, Mix::Only(WeightType::Q4_K));
+    let other = |ty| Ok::<_, anyhow::Error>(quantised(spec(&twice())?, Mix::Only(ty)));
+    let (six, eight) = (other(WeightType::Q6_K)?, other(WeightType::Q8_0)?);
+    for [_, z, beta, alpha] in delta_inputs(&mixed) {
+        for (id, from) in [(z, &six), (beta, &eight), (alpha, &eight)] {
+            mixed.weights[id.0 as usize] = from.weights[id.0 as usize].clone();
+        }
+    }
+    compare(mixed, arch)
+}
+
+/// Files that leave beta and alpha as they are: a product of their own.
+fn gates_in_16_bits(arch: Option<u32>) -> Result<String> {
+    let plain = spec(&twice())?;
+    let mut mixed = quantised(plain.clone(), Mix::Q4KM);
+    for id in delta_inputs(&plain).into_iter().flat_map(|[_, _, beta, alpha]| [beta, alpha]) {
+        mixed.weights[id.0 as usize] = plain.weights[id.0 as usize].clone();
+    }
+    compare(mixed, arch)
+}
+
+fn graph_equals_eager(settings: &Settings, arch: Option<u32>) -> Result<String> {
+    let spec = quantised(spec(settings)?, Mix::Q4KM);
     let text = tokens(6, 60);
     let cuts = [20usize, 1, 1, 1, 1, 1, 1, 1, 1];
     let eager = forced(&mut *cuda(&spec, false, arch)?, &text, &cuts)?;
@@ -90,8 +139,8 @@ fn graph_equals_eager(arch: Option<u32>) -> Result<String> {
 }
 
 /// Up to 16 rows a row's sums do not depend on what stands beside it.
-fn rows_equal(arch: Option<u32>) -> Result<String> {
-    let spec = quantised(spec(&whole())?, Mix::Q4KM);
+fn rows_equal(settings: &Settings, arch: Option<u32>) -> Result<String> {
+    let spec = quantised(spec(settings)?, Mix::Q4KM);
     let mut backend = cuda(&spec, true, arch)?;
     let sampling = SamplingParams { temperature: 0.0, logprobs: Some(20), ..SamplingParams::default() };
     let mut found = Vec::new();

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use backend::Backend;
-use backend::step::{Emit, Feed, Run, SeatInit, Step, StepOut, Table};
+use backend::step::{Emit, Feed, Run, SeatInit, StateSlot, Step, StepOut, Table};
 use contract::sampling::SamplingParams;
 use contract::{PAGE_TOKENS, PageId, Seat, TokenId};
 
@@ -10,8 +10,12 @@ use contract::{PAGE_TOKENS, PageId, Seat, TokenId};
 pub struct Driver<'a> {
     pub backend: &'a mut dyn Backend,
     lengths: Vec<u32>,
-    pages: Vec<u32>,
+    pages: Vec<Vec<PageId>>,
     next_page: u32,
+    /// Seats whose first pages are not in the table yet.
+    shared: Vec<Seat>,
+    /// Saves and loads of the next step.
+    states: Vec<Table<'static>>,
 }
 
 /// One run of a step to be.
@@ -25,15 +29,41 @@ pub struct Part<'a> {
 impl<'a> Driver<'a> {
     pub fn new(backend: &'a mut dyn Backend) -> Self {
         let seats = usize::from(backend.caps().seats);
-        Self { backend, lengths: vec![0; seats], pages: vec![0; seats], next_page: 0 }
+        let (lengths, pages) = (vec![0; seats], vec![Vec::new(); seats]);
+        Self { backend, lengths, pages, next_page: 0, shared: Vec::new(), states: Vec::new() }
     }
 
     pub fn bind(&mut self, seat: u16, sampling: &SamplingParams, prompt: &[TokenId]) -> Result<()> {
+        self.bind_at(seat, sampling, prompt, 0)
+    }
+
+    /// A seat that begins behind `start` tokens that another one's first pages hold, with a saved state of them.
+    pub fn bind_behind(
+        &mut self,
+        seat: u16,
+        sampling: &SamplingParams,
+        prompt: &[TokenId],
+        (of, start, slot): (u16, u32, u32),
+    ) -> Result<()> {
+        let pages = self.pages[usize::from(of)][..start.div_ceil(PAGE_TOKENS) as usize].to_vec();
+        self.bind_at(seat, sampling, prompt, start)?;
+        self.pages[usize::from(seat)] = pages;
+        self.shared.push(Seat(seat));
+        self.states.push(Table::Load { seat: Seat(seat), from: StateSlot(slot) });
+        Ok(())
+    }
+
+    /// The next step saves the state that the seat has after `at` tokens.
+    pub fn save(&mut self, seat: u16, at: u32, slot: u32) {
+        self.states.push(Table::Save { seat: Seat(seat), at, to: StateSlot(slot) });
+    }
+
+    fn bind_at(&mut self, seat: u16, sampling: &SamplingParams, prompt: &[TokenId], start: u32) -> Result<()> {
         // Whoever sat there before is gone; a free seat takes no notice.
         self.backend.release(Seat(seat));
-        let init = SeatInit { sampling, seed: 7 + u64::from(seat), adapter: None, start: 0, prompt, generated: &[] };
-        self.lengths[usize::from(seat)] = 0;
-        self.pages[usize::from(seat)] = 0;
+        let init = SeatInit { sampling, seed: 7 + u64::from(seat), adapter: None, start, prompt, generated: &[] };
+        self.lengths[usize::from(seat)] = start;
+        self.pages[usize::from(seat)].clear();
         Ok(self.backend.bind(Seat(seat), &init)?)
     }
 
@@ -45,17 +75,18 @@ impl<'a> Driver<'a> {
     fn launch_as(&mut self, parts: &[Part<'_>], emitted: Emit) -> Result<backend::step::Ticket> {
         let mut tokens = Vec::new();
         let mut runs = Vec::new();
-        let mut grown: Vec<(Seat, u32, Vec<PageId>)> = Vec::new();
+        let first = |seat: Seat| (seat, 0, self.pages[usize::from(seat.0)].clone());
+        let mut grown: Vec<(Seat, u32, Vec<PageId>)> = self.shared.drain(..).map(first).collect();
         for part in parts {
             let seat = usize::from(part.seat);
             let rows = part.tokens.len().max(1) as u32;
             let end = self.lengths[seat] + rows;
             let wanted = end.div_ceil(PAGE_TOKENS);
-            let first = self.pages[seat];
+            let first = self.pages[seat].len() as u32;
             if wanted > first {
                 let new = (first..wanted).map(|_| self.page()).collect::<Result<Vec<_>>>()?;
+                self.pages[seat].extend(&new);
                 grown.push((Seat(part.seat), first, new));
-                self.pages[seat] = wanted;
             }
             let at = tokens.len() as u32;
             tokens.extend_from_slice(part.tokens);
@@ -64,8 +95,8 @@ impl<'a> Driver<'a> {
             runs.push(Run { seat: Seat(part.seat), feed, rows, end_max: end, emit, masked: false });
             self.lengths[seat] = end;
         }
-        let tables: Vec<Table<'_>> =
-            grown.iter().map(|(seat, at, pages)| Table::Append { seat: *seat, at: *at, pages }).collect();
+        let appends = grown.iter().map(|(seat, at, pages)| Table::Append { seat: *seat, at: *at, pages });
+        let tables: Vec<Table<'_>> = appends.chain(self.states.drain(..)).collect();
         let ticket = self.backend.forward(&Step { tables: &tables, runs: &runs, tokens: &tokens })?;
         self.backend.sample(ticket, &[])?;
         Ok(ticket)
@@ -93,6 +124,6 @@ impl<'a> Driver<'a> {
     pub fn clear(&mut self) {
         self.next_page = 0;
         self.lengths.fill(0);
-        self.pages.fill(0);
+        self.pages.iter_mut().for_each(Vec::clear);
     }
 }

@@ -1,13 +1,13 @@
-//! `gpu-check [parity|blocks|speed|steps|profile|all|targets|smallest] [fp8|q4_k_m|..] [folder=DIR] [arch=N]`: the
+//! `gpu-check [parity|blocks|states|speed|steps|profile|all|targets|smallest] [fp8|q4_k_m|..] [folder=DIR] [arch=N]`: the
 //! CUDA backend against the CPU one on small random models, then the speed table.
 //!
 //! Parity compares the logprobs of whole models over prefill chunks, mixed steps and decodes, forced along one token
 //! sequence, and that graphs, batches and chunk borders change nothing; `arch=70` runs an older card's code paths. Speed
 //! drives the backend of a full-size random model without HTTP and prints each figure with its share of the card's floor;
 //! `fp8` quantises its weights, the name of a GGUF mix makes them random blocks of it; `steps` shows what chunks of a prompt
-//! cost beside 16 decodes. `folder=DIR`: `speed` and `profile` take the shape of that config.json instead of Qwen3-8B's. `blocks` is the part of parity that is about block formats. `targets` compiles every kernel for
-//! every card, and needs none. `smallest`
-//! runs each kernel once or twice, for compute-sanitizer.
+//! cost beside 16 decodes. `folder=DIR`: `speed` and `profile` take the shape of that config.json instead of Qwen3-8B's.
+//! `blocks` and `states` are the parts of parity that are about block formats and saved recurrent states. `targets` compiles
+//! every kernel for every card, and needs none. `smallest` runs each kernel once or twice, for compute-sanitizer.
 
 mod blocks;
 mod drive;
@@ -16,6 +16,7 @@ mod hybrid;
 mod parity;
 mod smallest;
 mod speed;
+mod states;
 mod targets;
 
 use std::path::PathBuf;
@@ -107,11 +108,14 @@ fn main() -> ExitCode {
     let mut failed = 0;
     if asked.what == "blocks" {
         (passed, failed) = check(blocks::CHECKS.iter(), asked.arch);
+    } else if asked.what == "states" {
+        (passed, failed) = check(states::CHECKS.iter(), asked.arch);
     } else if asked.what != "speed" {
-        let all = parity::CHECKS.iter().chain(fp8::CHECKS).chain(blocks::CHECKS).chain(hybrid::CHECKS);
+        let all =
+            parity::CHECKS.iter().chain(fp8::CHECKS).chain(blocks::CHECKS).chain(hybrid::CHECKS).chain(states::CHECKS);
         (passed, failed) = check(all, asked.arch);
     }
-    if !matches!(asked.what.as_str(), "parity" | "blocks")
+    if !matches!(asked.what.as_str(), "parity" | "blocks" | "states")
         && let Err(error) = speed::run(&asked.weights, asked.folder.as_deref())
     {
         failed += 1;

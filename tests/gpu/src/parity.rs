@@ -91,7 +91,7 @@ pub fn tokens(seed: u32, count: usize) -> Vec<TokenId> {
     (0..count).map(|_| next()).collect()
 }
 
-fn greedy(logprobs: Option<u8>) -> SamplingParams {
+pub fn greedy(logprobs: Option<u8>) -> SamplingParams {
     SamplingParams { temperature: 0.0, logprobs, ..SamplingParams::default() }
 }
 

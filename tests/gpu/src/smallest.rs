@@ -36,6 +36,28 @@ pub fn run(arch: Option<u32>, few: bool) -> Result<()> {
     Ok(())
 }
 
+/// States saved at the end of a run and within one, and a sequence behind each.
+fn states(driver: &mut Driver<'_>, sampling: &SamplingParams, few: bool) -> Result<()> {
+    let text = tokens(60, 140);
+    let cuts: &[usize] = if few { &[16; 4] } else { &[128] };
+    driver.bind(3, sampling, &text)?;
+    let mut at = 0;
+    for &cut in cuts {
+        for (save, slot) in [(64, 0), (128, 1)] {
+            if save > at && save <= at + cut {
+                driver.save(3, save as u32, slot);
+            }
+        }
+        driver.step(&[Part { seat: 3, tokens: &text[at..at + cut], emit: true }])?;
+        at += cut;
+    }
+    for start in (64..=at).step_by(64) {
+        driver.bind_behind(6, sampling, &text, (3, start as u32, (start / 64 - 1) as u32))?;
+        driver.step(&[Part { seat: 6, tokens: &text[start..start + 12], emit: true }])?;
+    }
+    Ok(())
+}
+
 fn steps(driver: &mut Driver<'_>, few: bool) -> Result<()> {
     let sampling = SamplingParams {
         temperature: 0.9,
@@ -60,6 +82,9 @@ fn steps(driver: &mut Driver<'_>, few: bool) -> Result<()> {
     let parts: Vec<Part<'_>> = (0..3).map(|seat| Part { seat, tokens: &[], emit: true }).collect();
     for _ in 0..3 {
         driver.step(&parts)?;
+    }
+    if driver.backend.caps().state_slots > 0 {
+        states(driver, &sampling, few)?;
     }
     if few {
         return Ok(());

@@ -55,5 +55,6 @@ fn cuda_options(settings: &EngineSettings, ordinal: usize) -> CudaOptions {
         device: DeviceOptions { ordinal, kernel_cache: crate::env::kernel_cache(), arch: settings.cuda_arch },
         memory_fraction: settings.gpu_memory_utilization.unwrap_or(CudaOptions::default().memory_fraction),
         graphs: !settings.enforce_eager,
+        saved_states: settings.prefix_caching,
     }
 }

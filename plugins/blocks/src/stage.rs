@@ -52,11 +52,12 @@ impl Description {
         }
     }
 
-    pub fn open(&self, request: Request) -> DescribedSession {
+    pub fn open(&self, mut request: Request) -> DescribedSession {
         let reasoning = self.reasoning.as_ref().map(|reasoning| reasoning.session(&request));
         let tools = self.tools.as_ref().map(|layout| {
-            // Parsing schemas is only worth it where values are typed by them.
-            let tools = if layout.types_values() { Tools::new(&request.tools) } else { Tools::default() };
+            // Schemas are only worth keeping where values are typed by them.
+            let declared = if layout.types_values() { std::mem::take(&mut request.tools) } else { Vec::new() };
+            let tools = Tools::new(declared);
             ToolSession::new(LayoutFormat::new(layout, tools, |text| Tag::of(&request, text)))
         });
         DescribedSession { reasoning, tools }

@@ -1,5 +1,6 @@
 //! The type of a parameter, read from the tool's JSON schema.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use crate::json;
@@ -85,12 +86,27 @@ impl Kind {
 
 /// The declared tools, by name, with their schemas.
 #[derive(Clone, Debug, Default)]
-pub struct Tools(BTreeMap<String, Value>);
+pub struct Tools(BTreeMap<String, Schema>);
+
+/// A schema that is parsed when its tool is first called: a stream declares dozens of tools and calls one or two, and a
+/// parsed schema takes several times its text.
+#[derive(Clone, Debug, Default)]
+struct Schema {
+    text: Option<String>,
+    parsed: OnceCell<Value>,
+}
+
+impl Schema {
+    fn value(&self) -> &Value {
+        let parse = |text: &str| serde_json::from_str(text).ok();
+        self.parsed.get_or_init(|| self.text.as_deref().and_then(parse).unwrap_or_default())
+    }
+}
 
 impl Tools {
-    pub fn new(tools: &[Tool]) -> Self {
-        let schema = |tool: &Tool| tool.schema_json.as_deref().and_then(|text| serde_json::from_str(text).ok());
-        Self(tools.iter().map(|tool| (tool.name.clone(), schema(tool).unwrap_or_default())).collect())
+    pub fn new(tools: Vec<Tool>) -> Self {
+        let schema = |tool: Tool| (tool.name, Schema { text: tool.schema_json, parsed: OnceCell::new() });
+        Self(tools.into_iter().map(schema).collect())
     }
 
     pub fn has(&self, name: &str) -> bool {
@@ -99,7 +115,7 @@ impl Tools {
 
     /// An unknown tool or parameter, or one without a type, is text: only a schema makes it anything else.
     pub fn kind(&self, tool: &str, parameter: &str) -> Kind {
-        let root = self.0.get(tool);
+        let root = self.0.get(tool).map(Schema::value);
         let schema = root.and_then(|root| root.get("properties")?.get(parameter));
         root.zip(schema).map(|(root, schema)| of(root, schema)).unwrap_or_default()
     }
@@ -156,7 +172,7 @@ mod tests {
         let schema_json =
             format!("{{\"properties\": {{\"p\": {schema}}}, \"$defs\": {{\"n\": {{\"type\": \"number\"}}}}}}");
         let tool = Tool { name: "f".into(), kind: CallKind::Json, schema_json: Some(schema_json), strict: false };
-        Tools::new(&[tool]).kind("f", "p").json(text)
+        Tools::new(vec![tool]).kind("f", "p").json(text)
     }
 
     #[test]
@@ -187,6 +203,6 @@ mod tests {
     fn what_is_not_declared_is_text() {
         assert!(Tools::default().kind("f", "p").is_text());
         let tool = Tool { name: "f".into(), kind: CallKind::Json, schema_json: Some("not JSON".into()), strict: false };
-        assert!(Tools::new(&[tool]).kind("f", "p").is_text());
+        assert!(Tools::new(vec![tool]).kind("f", "p").is_text());
     }
 }

@@ -1,8 +1,11 @@
-//! Lists the components of `plugins/dist`, so that `bundled.rs` embeds whatever `cargo xtask plugins` has put there.
+//! Lists the components of `plugins/dist`, so that `bundled.rs` embeds whatever `cargo xtask plugins` has put there. What
+//! is in the binary cannot change any more, so its digests are computed here and not at every start.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
+
+use sha2::{Digest, Sha256};
 
 fn main() -> io::Result<()> {
     // Cargo sets both for every build script.
@@ -15,7 +18,9 @@ fn main() -> io::Result<()> {
         let manifest = wasm.with_extension("toml");
         println!("cargo::rerun-if-changed={}", wasm.display());
         println!("cargo::rerun-if-changed={}", manifest.display());
-        let entry = format!("    (include_bytes!({wasm:?}), include_str!({manifest:?})),");
+        let name = wasm.file_stem().unwrap_or_default();
+        let digest: [u8; 32] = Sha256::digest(fs::read(&wasm)?).into();
+        let entry = format!("    ({name:?}, {digest:?}, include_bytes!({wasm:?}), include_str!({manifest:?})),");
         writeln!(list, "{entry}").map_err(io::Error::other)?;
     }
     list.push(']');

@@ -2,17 +2,30 @@
 
 use std::borrow::Cow;
 
+use crate::digest::{Sha, sha256};
 use crate::error::PluginLoadError;
 use crate::manifest::Manifest;
 
-/// Component and manifest of each; `build.rs` makes the list.
-const BUNDLED: &[(&[u8], &str)] = include!(concat!(env!("OUT_DIR"), "/bundled.in"));
+/// Name, digest, component and manifest of each; `build.rs` makes the list.
+const BUNDLED: &[(&str, Sha, &[u8], &str)] = include!(concat!(env!("OUT_DIR"), "/bundled.in"));
 
 /// One component with its manifest, as bytes.
 #[derive(Clone, Debug)]
 pub struct CatalogueEntry {
-    pub wasm: Cow<'static, [u8]>,
-    pub manifest: Cow<'static, str>,
+    wasm: Cow<'static, [u8]>,
+    manifest: Cow<'static, str>,
+    /// Name and digest, where the build knows them: a start parses one manifest then, and hashes nothing.
+    known: Option<(&'static str, Sha)>,
+}
+
+impl CatalogueEntry {
+    pub fn new(wasm: impl Into<Cow<'static, [u8]>>, manifest: impl Into<Cow<'static, str>>) -> Self {
+        Self { wasm: wasm.into(), manifest: manifest.into(), known: None }
+    }
+
+    fn digest(&self) -> Sha {
+        self.known.map_or_else(|| sha256(&self.wasm), |(_, digest)| digest)
+    }
 }
 
 /// What names mean. [`Catalogue::bundled`] is the server's; tests make their own.
@@ -24,7 +37,8 @@ pub struct Catalogue {
 /// What a name was found to be.
 #[derive(Clone, Debug)]
 pub(crate) struct Found<'a> {
-    pub wasm: &'a [u8],
+    pub wasm: &'a Cow<'static, [u8]>,
+    pub digest: Sha,
     pub manifest: Manifest,
     /// Settings of the name, when it is one of the manifest's `provides`.
     pub alias_settings: Option<toml::Table>,
@@ -33,9 +47,8 @@ pub(crate) struct Found<'a> {
 impl Catalogue {
     /// The bundled plugins, from `plugins/dist/`.
     pub fn bundled() -> Self {
-        let entry = |(wasm, manifest): &(&'static [u8], &'static str)| CatalogueEntry {
-            wasm: Cow::Borrowed(wasm),
-            manifest: Cow::Borrowed(manifest),
+        let entry = |&(name, digest, wasm, manifest): &(&'static str, Sha, &'static [u8], &'static str)| {
+            CatalogueEntry { known: Some((name, digest)), ..CatalogueEntry::new(wasm, manifest) }
         };
         Self::new(BUNDLED.iter().map(entry).collect())
     }
@@ -52,11 +65,12 @@ impl Catalogue {
     /// Finds a plugin by its own name or by one it provides.
     pub(crate) fn find(&self, name: &str) -> Result<Found<'_>, PluginLoadError> {
         let mut available = Vec::new();
-        for entry in &self.entries {
+        let known = self.entries.iter().find(|entry| entry.known.is_some_and(|(known, _)| known == name));
+        for entry in known.into_iter().chain(&self.entries) {
             let manifest = Manifest::parse("bundled", &entry.manifest)?;
             let alias_settings = manifest.provides.iter().find(|a| a.name == name).map(|a| a.settings.clone());
             if manifest.name == name || alias_settings.is_some() {
-                return Ok(Found { wasm: &entry.wasm, manifest, alias_settings });
+                return Ok(Found { wasm: &entry.wasm, digest: entry.digest(), manifest, alias_settings });
             }
             let names = std::iter::once(&manifest.name).chain(manifest.provides.iter().map(|a| &a.name));
             available.extend(names.map(|n| format!("{n} ({})", manifest.kind)));

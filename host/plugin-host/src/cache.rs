@@ -2,7 +2,7 @@
 //!
 //! A file is named by the component's SHA-256 and by what wasmtime says code must agree on (version, target, config).
 //! Loading compiled code is as dangerous as running a native binary, so a file counts only if its first 32 bytes are the
-//! HMAC of its name and the rest under a key that lies in the same folder with mode 0600, and the folder is 0700. Who
+//! authentication code (keyed BLAKE3) of its name and the rest under a key that lies in the same folder with mode 0600, and the folder is 0700. Who
 //! can read the key is this user already. Anything else (truncated, edited, copied from elsewhere) is compiled again. A
 //! `.cwasm` file given by a user is never loaded.
 
@@ -15,14 +15,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use wasmtime::Engine;
 
-use crate::digest::{Sha, ShaHasher, equal, hex, keyed};
+use crate::digest::{Sha, ShaHasher, hex, keyed};
 
 /// A component compiles to two or three times its size; 64 MiB components are the largest allowed.
 const FILE_BYTES_MAX: u64 = 512 << 20;
 /// Older files are deleted beyond this: each rebuild of a plugin, and each new server, leaves one behind.
 const FILES_MAX: usize = 64;
-/// In front of the code.
-const HMAC_BYTES: usize = 32;
+/// The authentication code in front of what was compiled.
+const MAC_BYTES: usize = blake3::OUT_LEN;
+/// How a file is made. Those of an earlier form have other names, and are deleted as they grow old.
+const FORM: &str = "blake3";
 
 pub(crate) struct Cache {
     dir: PathBuf,
@@ -50,8 +52,8 @@ impl Cache {
     pub fn get(&self, component: &Sha, engine: &Engine) -> Option<Compiled> {
         let name = name(component, engine);
         let bytes = read_limited(&self.dir.join(&name), FILE_BYTES_MAX).ok()?;
-        let (code, compiled) = bytes.split_at_checked(HMAC_BYTES)?;
-        let ours = equal(&keyed(&self.key, &[name.as_bytes(), compiled]), code);
+        let (mac, compiled) = bytes.split_first_chunk::<MAC_BYTES>()?;
+        let ours = keyed(&self.key, &[name.as_bytes(), compiled]) == *mac;
         if !ours {
             tracing::warn!(file = name, "a compiled plugin in the cache is not as it was written; compiling again");
         }
@@ -64,7 +66,7 @@ impl Cache {
         let serial = self.serial.fetch_add(1, Relaxed);
         let temporary = self.dir.join(format!(".{name}.{}.{serial}", std::process::id()));
         let written = create_private(&temporary).and_then(|mut file| {
-            file.write_all(&keyed(&self.key, &[name.as_bytes(), compiled]))?;
+            file.write_all(keyed(&self.key, &[name.as_bytes(), compiled]).as_bytes())?;
             file.write_all(compiled)?;
             fs::rename(&temporary, self.dir.join(&name))
         });
@@ -94,13 +96,13 @@ pub(crate) struct Compiled(Vec<u8>);
 
 impl Compiled {
     pub fn code(&self) -> &[u8] {
-        self.0.get(HMAC_BYTES..).unwrap_or_default()
+        self.0.get(MAC_BYTES..).unwrap_or_default()
     }
 }
 
 fn name(component: &Sha, engine: &Engine) -> String {
     let mut hasher = ShaHasher::default();
-    engine.precompile_compatibility_hash().hash(&mut hasher);
+    (FORM, engine.precompile_compatibility_hash()).hash(&mut hasher);
     format!("{}-{}.cwasm", hex(component), hex(&hasher.digest()[..8]))
 }
 
@@ -131,8 +133,10 @@ fn create_private(path: &Path) -> io::Result<File> {
 
 /// Reads a file of at most `bytes_max`.
 pub(crate) fn read_limited(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+    let file = File::open(path)?;
+    // One byte more than there is, so that the end is seen without growing.
+    let mut bytes = Vec::with_capacity(file.metadata()?.len().min(bytes_max) as usize + 1);
+    file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {
         return Err(io::Error::other(format!("larger than {bytes_max} bytes")));
     }

@@ -1,5 +1,6 @@
 //! What happens to a component before its first call: read, hash, compile, look at imports and exports, link.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 
@@ -7,6 +8,7 @@ use wasmtime::Engine;
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, InstancePre, Linker};
 
+use crate::bundled::Found;
 use crate::cache::{Cache, read_limited};
 use crate::caps;
 use crate::clean::{clean, cut};
@@ -28,7 +30,7 @@ pub(crate) struct Artifact {
     /// For errors: the manifest's name, or the file's stem.
     pub name: String,
     pub source: String,
-    pub bytes: Vec<u8>,
+    pub bytes: Cow<'static, [u8]>,
     pub digest: Sha,
     pub manifest: Option<Manifest>,
     pub alias_settings: Option<toml::Table>,
@@ -39,19 +41,19 @@ pub(crate) struct Artifact {
 impl Artifact {
     /// Reads a source and checks everything that can be checked without compiling. `pin` is the operator's own.
     pub fn read(source: &PluginSource, config: &HostConfig, pin: Option<&str>) -> Result<Self, PluginLoadError> {
-        let (name, bytes, manifest, alias_settings) = match source {
+        let (name, bytes, digest, manifest, alias_settings) = match source {
             PluginSource::Bundled(name) => {
-                let found = config.catalogue.find(name)?;
-                (found.manifest.name.clone(), found.wasm.to_vec(), Some(found.manifest), found.alias_settings)
+                let Found { wasm, digest, manifest, alias_settings } = config.catalogue.find(name)?;
+                (manifest.name.clone(), wasm.clone(), digest, Some(manifest), alias_settings)
             }
             PluginSource::File(path) => {
                 let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
                 let bytes = read_component(path, &stem, config.component_bytes_max)?;
                 let manifest = read_manifest(&path.with_extension("toml"), &stem)?;
-                (manifest.as_ref().map_or(stem, |m| m.name.clone()), bytes, manifest, None)
+                let digest = sha256(&bytes);
+                (manifest.as_ref().map_or(stem, |m| m.name.clone()), bytes.into(), digest, manifest, None)
             }
         };
-        let digest = sha256(&bytes);
         let source_text = source.to_string();
         let mut artifact = Self { name, source: source_text, bytes, digest, manifest, alias_settings, signed_by: None };
         artifact.check_digest(config.require_digest, pin)?;
@@ -192,7 +194,7 @@ fn precompile(artifact: &Artifact, engine: &Engine, config: &HostConfig) -> Resu
 }
 
 fn deserialize(engine: &Engine, compiled: &[u8]) -> wasmtime::Result<Component> {
-    // SAFETY: `compiled` comes from `precompile_component` in this process, or from a cache file whose HMAC under a key
+    // SAFETY: `compiled` comes from `precompile_component` in this process, or from a cache file whose code under a key
     // that only this user can read says that such a process of this user wrote exactly these bytes (see `cache.rs`).
     unsafe { Component::deserialize(engine, compiled) }
 }

@@ -163,7 +163,7 @@ fn host(wasm: &Arc<[u8]>, kind: &Kind, registry: &mut Registry) -> Result<Plugin
         "name = \"hostile-output\"\nversion = \"0.1.0\"\nkind = \"output\"\nwit = \"tokenloom:output@0.1.0\"\n{}",
         kind.manifest
     );
-    let entry = CatalogueEntry { wasm: wasm.to_vec().into(), manifest: manifest.into() };
+    let entry = CatalogueEntry::new(wasm.to_vec(), manifest);
     let config = HostConfig { catalogue: Catalogue::new(vec![entry]), ..HostConfig::default() };
     Ok(PluginHost::new(config, registry.sub_registry_with_label(label(kind)))?)
 }

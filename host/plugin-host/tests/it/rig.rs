@@ -37,7 +37,7 @@ pub fn manifest(name: &str, more: &str) -> String {
 /// A host that knows one component, under its manifest's name.
 pub fn rig_of(wasm: Vec<u8>, manifest: String, config: HostConfig) -> Rig {
     let name = manifest.split('"').nth(1).unwrap_or_default().to_string();
-    let entry = CatalogueEntry { wasm: wasm.into(), manifest: manifest.into() };
+    let entry = CatalogueEntry::new(wasm, manifest);
     let mut registry = Registry::default();
     let config = HostConfig { catalogue: Catalogue::new(vec![entry]), ..config };
     let host = PluginHost::new(config, &mut registry).expect("the host starts");

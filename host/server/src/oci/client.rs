@@ -9,6 +9,7 @@ use std::time::Duration;
 use oci_client::client::{Client, ClientConfig, ClientProtocol, Config, ImageLayer};
 use oci_client::errors::{DigestError, OciDistributionError, OciErrorCode};
 use oci_client::manifest::{OCI_IMAGE_MEDIA_TYPE, OciDescriptor, OciImageManifest};
+use oci_client::secrets::RegistryAuth;
 use oci_client::{Reference, RegistryOperation};
 use plugin_host::COMPONENT_BYTES_MAX;
 use tokio::io::AsyncWrite;
@@ -16,8 +17,12 @@ use tokio::io::AsyncWrite;
 use super::cache::hex;
 use super::{CASES_TYPE, COMPONENT_TYPE, CONFIG_TYPE, Fetched, Logins, MANIFEST_TYPE, OciError, OciPlace, OciPlugin};
 
-/// A manifest and cases are pages of text.
+/// A plugin's manifest and cases are pages of text.
 const TEXT_BYTES_MAX: u64 = 16 << 20;
+/// What every registry must take of an image manifest; ours have a kilobyte.
+const IMAGE_BYTES_MAX: u64 = 4 << 20;
+/// Of what a registry says to an error.
+const MESSAGE_BYTES_MAX: usize = 512;
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// Silence from the registry.
 const READ_TIME: Duration = Duration::from_secs(30);
@@ -27,12 +32,12 @@ pub(super) fn pull(plugin: &OciPlugin, logins: &Logins) -> Result<Fetched, OciEr
     let fault = |error: OciDistributionError| explain(&plugin.to_string(), &plugin.place.registry, error);
     let place = &plugin.place;
     let digest = format!("sha256:{}", plugin.digest);
-    let reference = Reference::with_digest(place.registry.clone(), place.repository.clone(), digest);
+    let reference = Reference::with_digest(place.registry.clone(), place.repository.clone(), digest.clone());
     within_runtime(async {
         let client = client(place);
         let login = logins.at(&place.registry);
-        client.auth(&reference, &login, RegistryOperation::Pull).await.map_err(fault)?;
-        let (image, _) = client.pull_manifest_raw(&reference, &login, &[OCI_IMAGE_MEDIA_TYPE]).await.map_err(fault)?;
+        let token = client.auth(&reference, &login, RegistryOperation::Pull).await.map_err(fault)?;
+        let image = image(place, &digest, token, &login, &plugin.to_string()).await?;
         let found = hex(&image);
         if found != plugin.digest {
             let (reference, expected) = (plugin.to_string(), plugin.digest.clone());
@@ -60,7 +65,7 @@ pub(super) fn pull(plugin: &OciPlugin, logins: &Logins) -> Result<Fetched, OciEr
             component: blob(Some(component), "the component", COMPONENT_BYTES_MAX).await?.unwrap_or_default(),
             manifest: blob(layer(MANIFEST_TYPE), "plugin.toml", TEXT_BYTES_MAX).await?,
             cases: blob(layer(CASES_TYPE), "the case file", TEXT_BYTES_MAX).await?,
-            image: image.to_vec(),
+            image,
         })
     })
 }
@@ -91,9 +96,56 @@ pub fn push(component: &Path, place: &OciPlace, logins: &Logins) -> Result<OciPl
         let tag = Reference::with_tag(place.registry.clone(), place.repository.clone(), "latest".into());
         client.auth(&tag, &login, RegistryOperation::Push).await.map_err(fault)?;
         client.push(&tag, &layers, config, &login, Some(image)).await.map_err(fault)?;
-        let (image, _) = client.pull_manifest_raw(&tag, &login, &[OCI_IMAGE_MEDIA_TYPE]).await.map_err(fault)?;
+        let token = client.auth(&tag, &login, RegistryOperation::Pull).await.map_err(fault)?;
+        let image = self::image(place, "latest", token, &login, &place.to_string()).await?;
         Ok(OciPlugin { place: place.clone(), digest: hex(&image) })
     })
+}
+
+/// An image manifest as it is sent. The client's own function for it takes whatever size a registry sends.
+async fn image(
+    place: &OciPlace,
+    version: &str,
+    token: Option<String>,
+    login: &RegistryAuth,
+    reference: &str,
+) -> Result<Vec<u8>, OciError> {
+    let fault = |error: reqwest::Error| explain(reference, &place.registry, error.into());
+    let client = reqwest::Client::builder().connect_timeout(CONNECT_TIME).read_timeout(READ_TIME).build();
+    let scheme = if place.is_here() { "http" } else { "https" };
+    let url = format!("{scheme}://{}/v2/{}/manifests/{version}", place.registry, place.repository);
+    let request = client.map_err(fault)?.get(&url).header("accept", OCI_IMAGE_MEDIA_TYPE);
+    let request = match (token, login) {
+        (Some(token), _) => request.bearer_auth(token),
+        (None, RegistryAuth::Basic(user, password)) => request.basic_auth(user, Some(password)),
+        (None, _) => request,
+    };
+    let mut answer = request.send().await.map_err(fault)?;
+    let limit_bytes = IMAGE_BYTES_MAX;
+    let too_big = |found_bytes: u64| OciError::TooBig {
+        reference: reference.to_owned(),
+        what: "the image manifest",
+        found_bytes,
+        limit_bytes,
+    };
+    if let Some(found_bytes) = answer.content_length().filter(|bytes| *bytes > limit_bytes) {
+        return Err(too_big(found_bytes));
+    }
+    let mut image = Vec::new();
+    while let Some(more) = answer.chunk().await.map_err(fault)? {
+        // What was announced need not be what comes.
+        if (image.len() + more.len()) as u64 > limit_bytes {
+            return Err(too_big((image.len() + more.len()) as u64));
+        }
+        image.extend_from_slice(&more);
+    }
+    let code = answer.status();
+    if !code.is_success() {
+        let message = String::from_utf8_lossy(&image[..image.len().min(MESSAGE_BYTES_MAX)]).into_owned();
+        let error = OciDistributionError::ServerError { code: code.as_u16(), url, message };
+        return Err(explain(reference, &place.registry, error));
+    }
+    Ok(image)
 }
 
 fn client(place: &OciPlace) -> Client {
@@ -181,4 +233,48 @@ fn causes(error: &dyn std::error::Error) -> String {
     std::iter::successors(error.source(), |cause| cause.source())
         .last()
         .map_or_else(|| error.to_string(), |cause| cause.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A registry that answers every question for a manifest with these head lines and then zeros, as many as are taken.
+    fn registry(head: &'static str) -> OciPlugin {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for socket in listener.incoming() {
+                let mut socket = socket.unwrap();
+                let lines = BufReader::new(socket.try_clone().unwrap()).lines();
+                let lines: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+                if !lines.first().is_some_and(|line| line.contains("/manifests/")) {
+                    let _ = socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+                    continue;
+                }
+                let _ = socket.write_all(format!("HTTP/1.1 {head}\r\n\r\n").as_bytes());
+                while socket.write_all(&[0; 1 << 16]).is_ok() {}
+            }
+        });
+        OciPlugin::parse(&format!("oci://{address}/x@sha256:{}", "0".repeat(64))).unwrap()
+    }
+
+    /// However it is announced, no more than the limit is read of an image manifest.
+    #[test]
+    fn an_image_manifest_has_a_limit() {
+        let heads = [
+            ("200 OK\r\ncontent-length: 9000000", "9000000 bytes"),
+            ("200 OK\r\nconnection: close", "bytes or more"),
+            ("404 Not Found\r\nconnection: close", "bytes or more"),
+        ];
+        for (head, expected) in heads {
+            let error = pull(&registry(head), &Logins::default()).err().unwrap();
+            assert!(matches!(error, OciError::TooBig { what: "the image manifest", .. }), "{head}: {error}");
+            let text = error.to_string();
+            assert!(text.contains(expected) && text.contains("the limit is 4194304; push a smaller one"), "{text}");
+        }
+    }
 }

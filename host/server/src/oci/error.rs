@@ -22,7 +22,7 @@ pub enum OciError {
     WrongDigest { reference: String, what: String, expected: String, found: String },
     #[error("{reference}: no layer is a component; a layer of type application/wasm is needed, it has {found}")]
     NoComponent { reference: String, found: String },
-    #[error("{reference}: {what} has {found_bytes} bytes, the limit is {limit_bytes}")]
+    #[error("{reference}: {what} has {found_bytes} bytes or more, the limit is {limit_bytes}; push a smaller one")]
     TooBig { reference: String, what: &'static str, found_bytes: u64, limit_bytes: u64 },
     #[error("{reference}: the registry's answer cannot be used: {message}")]
     Registry { reference: String, message: String },

@@ -24,11 +24,21 @@ fn server(stage: &str, responses: Value) -> anyhow::Result<(TestServer, tempfile
 
 /// The same with more lines in `[server]`.
 pub fn server_with(stage: &str, responses: Value, more: &str) -> anyhow::Result<(TestServer, tempfile::TempDir)> {
+    server_on("stall-free", stage, responses, more)
+}
+
+/// The same with this scheduler.
+fn server_on(
+    scheduler: &str,
+    stage: &str,
+    responses: Value,
+    more: &str,
+) -> anyhow::Result<(TestServer, tempfile::TempDir)> {
     let plugins = tempfile::tempdir()?;
     let dir = plugins.path().display();
     let config = format!(
         "[server]\nkeys_file = \"keys.toml\"\nplugins_dir = \"{dir}\"\n{more}\n[engine.e]\nsource = \"script:s.json\"\n\
-         [[model]]\nname = \"m\"\nengine = \"e\"\noutput = [\"{stage}\"]\n"
+         scheduler = \"{scheduler}\"\n[[model]]\nname = \"m\"\nengine = \"e\"\noutput = [\"{stage}\"]\n"
     );
     let admin = format!("[[key]]\nsha256 = \"{}\"\ntenant = \"op\"\nadmin = true\n", sha256(KEY.as_bytes()));
     let user = format!("[[key]]\nsha256 = \"{}\"\ntenant = \"user\"\n", sha256(b"user-key"));
@@ -224,5 +234,100 @@ fn a_bad_scheduler_is_refused() -> anyhow::Result<()> {
     assert!(refused.error_message().contains("case `conformance-"), "{}", refused.text);
     assert_eq!(answer(&server)?.0, "word ".repeat(50));
     assert_eq!(scheduler_place(&server)?.0["chain"][0]["name"], "stall-free");
+    Ok(())
+}
+
+/// The fixture that is a good scheduler until it meets a request of this priority.
+const TURNCOAT: &str =
+    "name = \"hostile-turncoat\"\nversion = \"0.1.0\"\nkind = \"scheduler\"\nwit = \"tokenloom:scheduler@0.1.0\"\n";
+const POISON: i32 = 6666;
+
+/// A live scheduler that starts trapping is taken back within a second, for what decided before it; every stream goes on to
+/// its end, that of the request it traps on too.
+#[test]
+fn a_scheduler_that_starts_trapping_is_taken_back() -> anyhow::Result<()> {
+    for (before, name) in [("stall-free", "stall-free"), ("native", "fcfs (native)")] {
+        let text = "word ".repeat(200);
+        let (server, plugins) = server_on(before, "hermes", json!({"text": text, "delay_ms": 2}), "")?;
+        let wasm = std::fs::read(testkit::repository().join("plugins/fixtures/dist/turncoat.wasm"))?;
+        let digest = put(plugins.path(), "turncoat", &wasm, TURNCOAT, SCHEDULE)?;
+        let order = json!({"file": "turncoat.wasm", "sha256": digest, "shadow_seconds": 0});
+        let live = post(&server, "/plugins/e/scheduler", KEY, &order)?;
+        assert_eq!((live.status, live.json()["state"].as_str()), (200, Some("live")), "{}", live.text);
+        let say = |priority: i32| -> anyhow::Result<String> {
+            let messages = json!([{"role": "user", "content": "go"}]);
+            let body = json!({"model": "m", "messages": messages, "priority": priority});
+            let answer = post(&server, "/v1/chat/completions", "user-key", &body)?;
+            Ok(answer.json()["choices"][0]["message"]["content"].as_str().unwrap_or(&answer.text).to_owned())
+        };
+        let took = std::thread::scope(|scope| -> anyhow::Result<Duration> {
+            let streams: Vec<_> = (0..16).map(|number| scope.spawn(move || say(number))).collect();
+            while scheduler_place(&server)?.0["state"] != "active" {}
+            let started = Instant::now();
+            let poison = scope.spawn(|| say(POISON));
+            while scheduler_place(&server)?.1["state"] != "rolled-back" {
+                assert!(started.elapsed() < Duration::from_secs(30), "{before}: it was not taken back");
+            }
+            let took = started.elapsed();
+            for stream in streams.into_iter().chain([poison]) {
+                assert_eq!(stream.join().expect("no panic")?, text, "{before}: a stream was changed");
+            }
+            Ok(took)
+        })?;
+        assert!(took < Duration::from_secs(1), "{before}: it took {took:?}");
+        let (place, exchange) = scheduler_place(&server)?;
+        assert_eq!(place["chain"][0]["name"], *name, "{place}");
+        assert!(exchange["why"].as_str().is_some_and(|why| why.contains("3 strikes")), "{exchange}");
+        let again = post(&server, "/plugins/e/scheduler/rollback", KEY, &json!({}))?;
+        assert_eq!(again.status, 409, "there is no further way back: {}", again.text);
+    }
+    Ok(())
+}
+
+/// What an engine started with is a way back too, where that is the native policy.
+#[test]
+fn the_native_policy_is_brought_back() -> anyhow::Result<()> {
+    let (server, plugins) = server_on("native", "hermes", json!({"text": "word ".repeat(50)}), "")?;
+    let (wasm, manifest) = bundled("priority")?;
+    let digest = put(plugins.path(), "policy", &wasm, &manifest, SCHEDULE)?;
+    let order = json!({"file": "policy.wasm", "sha256": digest, "shadow_seconds": 0});
+    assert_eq!(post(&server, "/plugins/e/scheduler", KEY, &order)?.status, 200);
+    answer(&server)?;
+    assert_eq!(scheduler_place(&server)?.0["chain"][0]["name"], "priority");
+    let back = post(&server, "/plugins/e/scheduler/rollback", KEY, &json!({}))?;
+    assert_eq!(back.json()["state"], "rolled-back", "{}", back.text);
+    assert_eq!(answer(&server)?.0, "word ".repeat(50));
+    let place = scheduler_place(&server)?.0;
+    assert_eq!((&place["chain"][0]["name"], &place["state"]), (&json!("fcfs (native)"), &json!("native")), "{place}");
+    Ok(())
+}
+
+/// A candidate that traps in its shadow period is refused with the call, although a replay or a fallback made its answers
+/// right.
+#[test]
+fn a_trap_in_the_shadow_period_refuses() -> anyhow::Result<()> {
+    let text = "word ".repeat(300);
+    let wasm = std::fs::read(testkit::repository().join("plugins/fixtures/dist/output.wasm"))?;
+    let case = r#"{"id": "own", "area": "tool", "title": "Text passes", "input": {"tools": [], "tool_choice": "none", "deltas": ["some ", "text"], "engine_finish_reason": "stop"}, "expected": {"content": "some text", "finish_reason": "stop"}}"#;
+    for (faults, call) in [("feed=trap@200", "feed: "), ("constrain=trap", "constrain: "), ("feed=error@200", "feed: ")]
+    {
+        let (server, plugins) = server("hermes", json!({"text": text}))?;
+        let manifest = format!(
+            "name = \"hostile-output\"\nversion = \"0.1.0\"\nkind = \"output\"\nwit = \"tokenloom:output@0.1.0\"\n\
+             [settings]\nfaults = \"{faults}\"\n"
+        );
+        let digest = put(plugins.path(), "trap", &wasm, &manifest, case)?;
+        let order = json!({"file": "trap.wasm", "sha256": digest, "shadow_seconds": 60, "shadow_streams": 3});
+        let verdict = std::thread::scope(|scope| {
+            let exchange = scope.spawn(|| post(&server, "/plugins/m/output", KEY, &order));
+            while !exchange.is_finished() {
+                assert_eq!(answer(&server).map(|(text, _)| text).unwrap_or_default(), text, "{faults}");
+            }
+            exchange.join().expect("no panic")
+        })?;
+        assert_eq!(verdict.status, 422, "{faults}: {}", verdict.text);
+        let why = verdict.error_message();
+        assert!(why.contains("failed in the shadow period") && why.contains(call), "{faults}: {why}");
+    }
     Ok(())
 }

@@ -29,7 +29,7 @@ const BUNDLED: [&str; 8] = [
     "plugins/Cargo.lock",
 ];
 /// What the hostile components of the plugin host's tests are made from.
-const HOSTILE: [&str; 3] = ["plugins/fixtures", "plugins/fixtures/Cargo.lock", "wit"];
+const HOSTILE: [&str; 4] = ["plugins/fixtures", "plugins/fixtures/Cargo.lock", "plugins/sdk", "wit"];
 
 /// `check` only compares the sources with the hash that lies beside the components.
 pub fn run(root: &Path, check: bool) -> Result<()> {

@@ -19,4 +19,4 @@ pub mod sampling;
 pub mod template;
 
 pub use ids::{PAGE_TOKENS, PageId, Seat, Slot, TokenId};
-pub use plugin::{PluginError, Severity};
+pub use plugin::{Failures, PluginError, Severity};

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::{PluginError, TokenId};
+use crate::{Failures, PluginError, TokenId};
 
 /// Where a piece of model output belongs. The host treats an unknown `Other` as content.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -156,6 +156,10 @@ pub trait OutputStage: Send + Sync {
     /// Which loaded plugin answers here, as `GET /plugins` numbers them; 0: none does.
     fn serial(&self) -> u64 {
         0
+    }
+    /// How many of its calls failed, whatever clients saw of it.
+    fn failures(&self) -> Failures {
+        Failures::default()
     }
     fn requirements(&self) -> &Requirements;
     /// Called once per request that has tools; may answer with a grammar.

@@ -42,3 +42,19 @@ impl PluginError {
         Self { plugin: plugin.into(), severity, code: code.into(), message }
     }
 }
+
+/// Calls of a plugin that failed so far. A replay or a fallback may have spared clients the failure; whoever judges the
+/// plugin wants to know. A typed error that the caller gets is an answer and does not count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Failures {
+    pub count: u64,
+    /// The last one: which call, and what stopped it.
+    pub last: Option<String>,
+}
+
+impl Failures {
+    /// The last failure, if there was one since `before`.
+    pub fn since(self, before: &Self) -> Option<String> {
+        (self.count > before.count).then(|| self.last.unwrap_or_else(|| "a call failed".into()))
+    }
+}

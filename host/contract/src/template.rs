@@ -1,7 +1,7 @@
 //! Messages to prompt text.
 
-use crate::PluginError;
 use crate::output::Channel;
+use crate::{Failures, PluginError};
 
 /// What a template made of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,6 +23,10 @@ pub trait ChatTemplate: Send + Sync {
     /// Which loaded plugin answers here, as `GET /plugins` numbers them; 0: none does.
     fn serial(&self) -> u64 {
         0
+    }
+    /// As [`crate::output::OutputStage::failures`].
+    fn failures(&self) -> Failures {
+        Failures::default()
     }
 
     /// `request_json` holds `messages, tools, documents, add_generation_prompt, continue_final_message, kwargs, now`.

@@ -116,6 +116,15 @@ impl Handle {
 
     /// Exchanges the policy between two steps; it starts from a snapshot and no request is dropped.
     pub fn swap_policy(&self, policy: Box<dyn SchedulePolicy>) {
+        self.seat_policy(Some(policy));
+    }
+
+    /// From the next step on native first come, first served decides; no request is dropped.
+    pub fn swap_to_native(&self) {
+        self.seat_policy(None);
+    }
+
+    fn seat_policy(&self, policy: Option<Box<dyn SchedulePolicy>>) {
         // A stopped engine has no policy to exchange.
         let _ = self.inner.mailbox.send(Msg::SwapPolicy(policy));
     }

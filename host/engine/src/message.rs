@@ -19,7 +19,8 @@ pub(crate) enum Msg {
     Abort(u64),
     /// The client took an event while some request was parked.
     Drained(u64),
-    SwapPolicy(Box<dyn SchedulePolicy>),
+    /// `None`: native first come, first served.
+    SwapPolicy(Option<Box<dyn SchedulePolicy>>),
     /// Somebody wants to see what the policy decides.
     Observe(Observer),
     Shutdown,

@@ -113,7 +113,10 @@ impl Engine {
                 Msg::Abort(id) => self.abort(id),
                 Msg::Drained(id) => self.drained(id),
                 Msg::SwapPolicy(policy) => {
-                    self.policy.load(Some(policy), &self.shared);
+                    if policy.is_none() {
+                        self.scheduler.without_policy();
+                    }
+                    self.policy.load(policy, &self.shared);
                     tracing::info!(policy = self.policy.name(), "the scheduler was exchanged");
                 }
                 Msg::Observe(observer) => self.observer = Some(observer),

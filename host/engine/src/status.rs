@@ -50,6 +50,8 @@ pub struct EngineStatus {
     /// [`SchedulePolicy::serial`](contract::policy::SchedulePolicy::serial) of who decides.
     pub policy_serial: u64,
     pub policy_state: PolicyState,
+    /// How often a policy was exchanged back, or FCFS took its place, after its last strike.
+    pub policies_removed: u64,
     pub strikes: u32,
     /// One sentence per fallback that runs; empty when all is well.
     pub degraded: Vec<String>,
@@ -62,6 +64,7 @@ struct Texts {
     policy: String,
     policy_serial: u64,
     policy_state: PolicyState,
+    policies_removed: u64,
     last_strike: Option<String>,
     fault: Option<String>,
     stopped: Option<Stopped>,
@@ -129,6 +132,7 @@ impl Shared {
                 policy: String::new(),
                 policy_serial: 0,
                 policy_state: PolicyState::Native,
+                policies_removed: 0,
                 last_strike: None,
                 fault: None,
                 stopped: None,
@@ -174,6 +178,7 @@ impl Shared {
         texts.policy.push_str(name);
         texts.policy_serial = serial;
         texts.policy_state = state;
+        texts.policies_removed += u64::from(matches!(state, PolicyState::Returned | PolicyState::Benched));
         texts.last_strike = last_strike;
     }
 
@@ -220,6 +225,7 @@ impl Shared {
             policy: texts.policy.clone(),
             policy_serial: texts.policy_serial,
             policy_state: texts.policy_state,
+            policies_removed: texts.policies_removed,
             strikes,
             degraded,
             fault: texts.fault.clone(),

@@ -1,6 +1,6 @@
 //! [`PluginHost`]: one per process, loads plugins and knows how they fare.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -161,6 +161,13 @@ impl PluginHost {
     pub fn status(&self) -> Vec<PluginStatus> {
         let plugins = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
         plugins.iter().filter_map(Weak::upgrade).map(|plugin| plugin.status()).collect()
+    }
+
+    /// Lets go of compiled code that no loaded plugin has: what a refused candidate left.
+    pub fn forget_unused(&self) {
+        let used: HashSet<String> = self.status().into_iter().map(|status| status.digest).collect();
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        compiled.retain(|(digest, _), _| used.contains(&hex(digest)));
     }
 
     fn ready(

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use contract::Failures;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -12,7 +13,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::clean::cut;
-use crate::sandbox::Cause;
+use crate::sandbox::{Cause, Stopped};
 use crate::status::PluginState;
 
 type Labels = Vec<(&'static str, String)>;
@@ -146,7 +147,9 @@ pub(crate) struct Meters {
     since: Instant,
     /// Calls and fuel, by export.
     fuel: Vec<(AtomicU64, AtomicU64)>,
-    failures: Mutex<Vec<Instant>>,
+    /// When the last [`FAILING_COUNT`] calls failed.
+    failed_at: Mutex<Vec<Instant>>,
+    failures: Mutex<Failures>,
     own_names: Mutex<BTreeSet<String>>,
 }
 
@@ -169,7 +172,8 @@ impl Meters {
             late_at: AtomicU64::new(0),
             since: Instant::now(),
             fuel: Export::ALL.iter().map(|_| Default::default()).collect(),
-            failures: Mutex::new(Vec::new()),
+            failed_at: Mutex::new(Vec::new()),
+            failures: Mutex::default(),
             own_names: Mutex::new(BTreeSet::new()),
             families: families.clone(),
             labels,
@@ -203,7 +207,8 @@ impl Meters {
         total.fetch_add(fuel, Relaxed);
     }
 
-    pub fn stopped(&self, cause: Cause) {
+    pub fn stopped(&self, stopped: &Stopped) {
+        let cause = stopped.cause;
         let (counter, number) = &self.traps[cause as usize];
         counter.inc();
         number.fetch_add(1, Relaxed);
@@ -214,11 +219,23 @@ impl Meters {
         if matches!(cause, Cause::Refused | Cause::Neighbour) {
             return;
         }
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        if failures.len() == FAILING_COUNT {
-            failures.remove(0);
+        self.note_failure(stopped);
+        let mut failed_at = self.failed_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if failed_at.len() == FAILING_COUNT {
+            failed_at.remove(0);
         }
-        failures.push(Instant::now());
+        failed_at.push(Instant::now());
+    }
+
+    /// Keeps what a person is told of it.
+    pub fn note_failure(&self, stopped: &Stopped) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.count += 1;
+        failures.last = Some(format!("{}: {}", stopped.export.as_str(), stopped.message));
+    }
+
+    pub fn failures(&self) -> Failures {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub fn replayed(&self) {
@@ -262,8 +279,8 @@ impl Meters {
 
     /// Failures within the last minute; no more than [`FAILING_COUNT`] are kept.
     pub fn strikes(&self) -> u32 {
-        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.iter().filter(|at| at.elapsed() < FAILING_WINDOW).count() as u32
+        let failed_at = self.failed_at.lock().unwrap_or_else(PoisonError::into_inner);
+        failed_at.iter().filter(|at| at.elapsed() < FAILING_WINDOW).count() as u32
     }
 
     pub fn traps(&self) -> BTreeMap<&'static str, u64> {

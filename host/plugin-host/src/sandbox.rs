@@ -224,8 +224,9 @@ impl Sandbox {
         outcome.map_err(|error| {
             self.dead = true;
             let (cause, message) = classify(&error, &budget, answer_bytes);
-            plugin.meters.stopped(cause);
-            Stopped::new(export, cause, message)
+            let stopped = Stopped::new(export, cause, message);
+            plugin.meters.stopped(&stopped);
+            stopped
         })
     }
 
@@ -238,10 +239,11 @@ impl Sandbox {
     ) -> Result<T, Stopped> {
         self.call(export, budget, call)?.map_err(|error| {
             let plugin = &self.store.data().plugin;
-            plugin.meters.stopped(Cause::Refused);
             let refusal = plugin_error(&plugin.name, error);
             let message = format!("{}: {}", refusal.code, refusal.message);
-            Stopped { export, cause: Cause::Refused, message, refusal: Some(refusal) }
+            let stopped = Stopped { export, cause: Cause::Refused, message, refusal: Some(refusal) };
+            plugin.meters.stopped(&stopped);
+            stopped
         })
     }
 }

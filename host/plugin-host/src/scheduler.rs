@@ -144,8 +144,9 @@ impl SchedulePolicy for WasmPolicy {
         fill(&mut self.delta, delta);
         let decision = self.step_within().map_err(|stopped| self.failed(stopped))?;
         decided(decision).map_err(|reason| {
-            self.plugin.meters.stopped(Cause::Violation);
-            self.failed(Stopped::new(Export::Step, Cause::Violation, reason))
+            let stopped = Stopped::new(Export::Step, Cause::Violation, reason);
+            self.plugin.meters.stopped(&stopped);
+            self.failed(stopped)
         })
     }
 }

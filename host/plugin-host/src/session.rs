@@ -213,8 +213,11 @@ impl WasmSession {
     fn fall_back(&self, stopped: &Stopped) {
         let plugin = &self.core.plugin;
         plugin.meters.fell_back();
-        if stopped.cause == Cause::Violation {
-            plugin.meters.stopped(Cause::Violation);
+        match stopped.cause {
+            Cause::Violation => plugin.meters.stopped(stopped),
+            // Its caller gets text instead of this answer.
+            Cause::Refused => plugin.meters.note_failure(stopped),
+            _ => {}
         }
         let (name, policy) = (&plugin.name, plugin.policy.as_str());
         tracing::warn!("output stage `{name}` failed in {}: {}; {policy}", stopped.export.as_str(), stopped.message);

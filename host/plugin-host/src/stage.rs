@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::output::{Constraint, OutputStage, Requirements, StageRequest, StageSession, ToolChoice};
-use contract::{PluginError, Severity};
+use contract::{Failures, PluginError, Severity};
 use wasmtime::component::ResourceAny;
 
 use crate::bindings::output::{OutputPlugin, OutputPluginPre, wit};
@@ -203,6 +203,10 @@ impl OutputStage for WasmStage {
 
     fn serial(&self) -> u64 {
         self.core.plugin.serial
+    }
+
+    fn failures(&self) -> Failures {
+        self.core.plugin.meters.failures()
     }
 
     fn requirements(&self) -> &Requirements {

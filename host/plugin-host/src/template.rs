@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use contract::output::{Channel, TURN_PREFIX_BYTES_MAX};
 use contract::template::{ChatTemplate, Rendered};
-use contract::{PluginError, Severity};
+use contract::{Failures, PluginError, Severity};
 
 use crate::bindings::template::{TemplatePlugin, TemplatePluginPre, wit};
 use crate::config::TemplateModel;
@@ -124,13 +124,14 @@ impl WasmTemplate {
 
     fn checked(&self, rendered: wit::Rendered) -> Result<Rendered, Stopped> {
         if rendered.stop.len() > STOP_MAX || rendered.ext.len() > EXT_MAX {
-            self.plugin.meters.stopped(Cause::Violation);
             let message = format!(
                 "{} stop strings and {} extras; at most {STOP_MAX} and {EXT_MAX} are allowed",
                 rendered.stop.len(),
                 rendered.ext.len()
             );
-            return Err(Stopped::new(Export::Render, Cause::Violation, message));
+            let stopped = Stopped::new(Export::Render, Cause::Violation, message);
+            self.plugin.meters.stopped(&stopped);
+            return Err(stopped);
         }
         let starts_in: Option<Channel> = rendered.starts_in.map(channel);
         Ok(Rendered {
@@ -150,6 +151,10 @@ impl ChatTemplate for WasmTemplate {
 
     fn serial(&self) -> u64 {
         self.plugin.serial
+    }
+
+    fn failures(&self) -> Failures {
+        self.plugin.meters.failures()
     }
 
     fn render(&self, request_json: &str) -> Result<Rendered, PluginError> {

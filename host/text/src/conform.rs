@@ -222,6 +222,7 @@ fn run(stage: &dyn OutputStage, text: &str, size: usize, reason: EndReason) -> R
         markers: stage.requirements().markers.iter().map(marker).collect(),
         ..StageRequest::default()
     };
+    let before = stage.failures();
     let mut session = stage.open(&request).map_err(at)?;
     let chars: Vec<char> = text.chars().collect();
     let mut events = Vec::new();
@@ -229,7 +230,10 @@ fn run(stage: &dyn OutputStage, text: &str, size: usize, reason: EndReason) -> R
         events.extend(session.feed(vec![OutputEvent::content(piece.iter().collect::<String>())]).map_err(at)?);
     }
     events.extend(session.finish(reason).map_err(at)?);
-    Ok(fold(events))
+    match stage.failures().since(&before) {
+        Some(failure) => Err(format!("{text:?} in pieces of {size}: {failure}")),
+        None => Ok(fold(events)),
+    }
 }
 
 #[cfg(test)]

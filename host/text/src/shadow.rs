@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use contract::output::{Constraint, EndReason, OutputEvent, OutputStage, Requirements, StageRequest, StageSession};
 use contract::template::{ChatTemplate, Rendered};
-use contract::{PluginError, TokenId};
+use contract::{Failures, PluginError, TokenId};
 
 use crate::conform::{Seen, fold};
 
@@ -51,12 +51,22 @@ impl ShadowCounts {
 
     /// Counts what the candidate answered where the live one answered `live`.
     pub fn compare<T: PartialEq + Debug, E: Display>(&self, live: &T, candidate: Result<T, E>) {
-        self.compared.fetch_add(1, Relaxed);
-        match candidate {
-            Ok(candidate) if candidate == *live => {}
-            Ok(candidate) => self.note(&self.different, || format!("live {live:?}\ncandidate {candidate:?}")),
-            Err(error) => self.note(&self.failed, || error.to_string()),
+        self.judge(live, candidate, None);
+    }
+
+    /// As [`ShadowCounts::compare`]. `failure` is a call of the candidate's that failed meanwhile: a replay or a fallback
+    /// can make the answer right all the same, and for clients it would be a strike.
+    fn judge<T: PartialEq + Debug, E: Display>(&self, live: &T, candidate: Result<T, E>, failure: Option<String>) {
+        match (candidate, failure) {
+            (Err(error), _) => self.note(&self.failed, || error.to_string()),
+            (_, Some(failure)) => self.note(&self.failed, || failure),
+            (Ok(candidate), None) if candidate == *live => {}
+            (Ok(candidate), None) => {
+                self.note(&self.different, || format!("live {live:?}\ncandidate {candidate:?}"));
+            }
         }
+        // Last: who waits for so many sees what became of them.
+        self.compared.fetch_add(1, Relaxed);
     }
 }
 
@@ -106,8 +116,9 @@ fn spawn(work: impl FnOnce() + Send + 'static) {
 
 fn run_samples(queue: &Receiver<Sample>, candidate: &dyn OutputStage, resolve: &Resolve, counts: &ShadowCounts) {
     while let Ok(sample) = queue.recv() {
+        let before = candidate.failures();
         let outcome = repeat(&sample, candidate, resolve);
-        counts.compare(&sample.live, outcome);
+        counts.judge(&sample.live, outcome, candidate.failures().since(&before));
     }
 }
 
@@ -118,6 +129,10 @@ fn repeat(sample: &Sample, candidate: &dyn OutputStage, resolve: &Resolve) -> Re
     request.markers = needs.markers.iter().map(marker).collect();
     if !needs.tool_schemas {
         request.tools.iter_mut().for_each(|tool| tool.schema_json = None);
+    }
+    if !request.tools.is_empty() {
+        // Two grammars of one language need not be written alike: only whether it has one to give counts.
+        candidate.constrain(&request)?;
     }
     let mut session = candidate.open(&request)?;
     let mut events = Vec::new();
@@ -135,6 +150,10 @@ impl OutputStage for ShadowStage {
 
     fn serial(&self) -> u64 {
         self.live.serial()
+    }
+
+    fn failures(&self) -> Failures {
+        self.live.failures()
     }
 
     fn requirements(&self) -> &Requirements {
@@ -238,7 +257,9 @@ impl ShadowTemplate {
         let own = Arc::clone(&counts);
         spawn(move || {
             while let Ok((request, live)) = queue.recv() {
-                own.compare(&live, candidate.render(&request));
+                let before = candidate.failures();
+                let outcome = candidate.render(&request);
+                own.judge(&live, outcome, candidate.failures().since(&before));
             }
         });
         (Self { live, samples, counts: Arc::clone(&counts) }, counts)
@@ -252,6 +273,10 @@ impl ChatTemplate for ShadowTemplate {
 
     fn serial(&self) -> u64 {
         self.live.serial()
+    }
+
+    fn failures(&self) -> Failures {
+        self.live.failures()
     }
 
     fn render(&self, request_json: &str) -> Result<Rendered, PluginError> {

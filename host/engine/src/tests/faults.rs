@@ -128,6 +128,25 @@ fn a_policy_is_exchanged_while_running() {
     assert_eq!((handle.status().policy.as_str(), handle.status().strikes), ("by-priority", 0));
 }
 
+/// Back to the native policy in the middle of everything, and from it again; no request is dropped.
+#[test]
+fn the_native_policy_is_brought_back_while_running() {
+    let handle = engine_with(Fake::new(3, 30, 2), Some(Box::new(ByPriority::default())), config());
+    let jobs: Vec<_> = (0..12).map(|n| prompt(n, 80)).collect();
+    let open: Vec<_> = jobs.iter().map(|prompt| handle.submit(request(prompt, 60)).expect("fits")).collect();
+    for (n, (prompt, generation)) in jobs.iter().zip(open).enumerate() {
+        match n % 2 {
+            0 => handle.swap_to_native(),
+            _ => handle.swap_policy(Box::new(ByPriority::default())),
+        }
+        assert_alone(&read(generation), prompt, 60, &[]);
+    }
+    handle.swap_to_native();
+    until(&handle, |status| status.policy_state == PolicyState::Native && status.policy == "fcfs (native)");
+    assert_alone(&read(handle.submit(request(&jobs[0], 30)).expect("fits")), &jobs[0], 30, &[]);
+    assert!(handle.status().degraded.is_empty());
+}
+
 /// Shutdown answers everybody who is still there.
 #[test]
 fn shutdown_ends_open_requests() {

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-/// Every fixture of `plugins/fixtures/dist`, each with the module that tests it.
-const FIXTURES: [&str; 5] = ["capable", "endless-start", "output", "scheduler", "template"];
+/// Every fixture of `plugins/fixtures/dist`. `turncoat` is tested over HTTP, in `tests/it/swap.rs`.
+const FIXTURES: [&str; 6] = ["capable", "endless-start", "output", "scheduler", "template", "turncoat"];
 
 pub fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../plugins/fixtures/dist").join(format!("{name}.wasm"))

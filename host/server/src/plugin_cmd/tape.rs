@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use contract::PluginError;
 use contract::output::{
     Channel, Constraint, EndReason, OutputEvent, OutputStage, Requirements, StageRequest, StageSession,
 };
 use contract::policy::{Decision, Delta, PolicyError, SchedulePolicy, Snapshot};
 use contract::template::{ChatTemplate, Rendered};
+use contract::{Failures, PluginError};
 use plugin_host::{Kind, PluginHost, PluginStatus, TemplateModel, trace};
 use serde_json::{Value, json};
 
@@ -116,6 +116,10 @@ impl OutputStage for TapedStage {
         self.inner.name()
     }
 
+    fn failures(&self) -> Failures {
+        self.inner.failures()
+    }
+
     fn requirements(&self) -> &Requirements {
         self.inner.requirements()
     }
@@ -190,6 +194,10 @@ impl TapedTemplate {
 impl ChatTemplate for TapedTemplate {
     fn name(&self) -> &str {
         self.inner.name()
+    }
+
+    fn failures(&self) -> Failures {
+        self.inner.failures()
     }
 
     fn render(&self, request_json: &str) -> Result<Rendered, PluginError> {

@@ -128,6 +128,11 @@ impl Plugins {
         Ok(order)
     }
 
+    /// After an exchange: what it tried and did not take is not kept.
+    pub fn forget_unused(&self) {
+        self.host.forget_unused();
+    }
+
     /// How the plugin of that digest fares, the one loaded last; `None` when none is loaded any more.
     pub fn state_of(&self, sha256: &str) -> Option<PluginState> {
         self.host.status().into_iter().rev().find(|status| status.digest == sha256).map(|status| status.state)

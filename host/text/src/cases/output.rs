@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use contract::TokenId;
 use contract::output::{OutputStage, StageRequest, ToolChoice};
+use contract::{Failures, TokenId};
 use serde_json::{Map, Value};
 
 use super::checks::{self, Check};
@@ -124,6 +124,8 @@ pub(super) fn run(
             needs.markers.iter().cloned().chain(spans).collect::<Vec<_>>()
         })
         .collect();
+    let failures = || -> Vec<Failures> { model.stages().iter().map(|stage| stage.failures()).collect() };
+    let before = failures();
     let whole: String = recorded.steps.iter().flatten().map(|unit| unit.text.as_str()).collect();
     let mut first: Option<Answer> = None;
     for cutting in checks::cuttings(&checks) {
@@ -132,6 +134,9 @@ pub(super) fn run(
             skip @ Stop::Skip(_) => skip,
         };
         let answer = answer(&model, &recorded, cutting).map_err(at)?;
+        // What a replay or a fallback made good is still a failed call.
+        let failed = failures().into_iter().zip(&before).find_map(|(now, before)| now.since(before));
+        failed.map_or(Ok(()), |why| Err(at(Stop::fail(why))))?;
         let recorded_steps = recorded.steps.len();
         let context =
             checks::Context { expected, checks: &checks, markers: &markers, fed: &whole, cutting, recorded_steps };

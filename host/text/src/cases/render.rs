@@ -25,6 +25,7 @@ pub(super) fn run(
         .template(source, &special_tokens(kwargs))
         .map_err(|e| Stop::fail(format!("the template plugin could not be loaded: {e}")))?
         .ok_or_else(|| Stop::Skip("no template plugin is under test".to_owned()))?;
+    let before = template.failures();
     let render = |messages: &[Value]| -> Result<String, TextError> {
         let job = job(messages, kwargs, input);
         prepare::render(template.as_ref() as &dyn ChatTemplate, &job, ContentForm::Text).map(|r| r.prompt)
@@ -40,7 +41,9 @@ pub(super) fn run(
     if messages.is_none() && variants.is_none_or(Vec::is_empty) {
         return Err(Stop::fail("neither `messages` nor `variants` to render"));
     }
-    Ok(())
+    // What another try made good is still a failed call, unless the case is about one.
+    let failed = template.failures().since(&before).filter(|_| !expected.contains_key("error"));
+    failed.map_or(Ok(()), |why| Err(Stop::fail(why)))
 }
 
 fn known_keys(expected: &Map<String, Value>, messages: bool, variants: bool) -> Result<(), Stop> {

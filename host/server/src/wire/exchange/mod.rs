@@ -116,6 +116,7 @@ impl Exchange {
             "scheduler" => self.exchange_scheduler(order, &file),
             other => Err(unknown_kind(other)),
         };
+        self.plugins.forget_unused();
         if let Err(ExchangeError::Refused(why)) = &outcome {
             self.note(&order.place, json!({"state": "refused", "file": order.file, "why": why}));
         }

@@ -4,6 +4,7 @@ mod bundled;
 mod cache;
 mod fixtures;
 mod load;
+mod released;
 mod replay;
 mod rig;
 mod rows;

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use contract::Slot;
-use contract::output::{Channel, EndReason, OutputEvent, OutputStage, StageRequest};
+use contract::output::{Channel, EndReason, OutputEvent, StageRequest};
 use contract::policy::{Arrival, Delta, Limits, Snapshot};
 use plugin_host::{Grants, PluginHost, PluginSource};
 use prometheus_client::registry::Registry;

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use contract::TokenId;
 use contract::output::{OutputStage, StageRequest, ToolChoice};
-use contract::{Failures, TokenId};
 use serde_json::{Map, Value};
 
 use super::checks::{self, Check};
 use super::{CasePlugins, Chain, Stop, walk};
+use crate::conform::without_failures;
 use crate::{ByteVocabToken, Delta, EndOfStream, OutputJob, Piece, TextModel, TextModelParts, Tokenizer, prepare};
 
 /// How the recorded output is cut into engine steps.
@@ -124,8 +125,6 @@ pub(super) fn run(
             needs.markers.iter().cloned().chain(spans).collect::<Vec<_>>()
         })
         .collect();
-    let failures = || -> Vec<Failures> { model.stages().iter().map(|stage| stage.failures()).collect() };
-    let before = failures();
     let whole: String = recorded.steps.iter().flatten().map(|unit| unit.text.as_str()).collect();
     let mut first: Option<Answer> = None;
     for cutting in checks::cuttings(&checks) {
@@ -133,10 +132,9 @@ pub(super) fn run(
             Stop::Fail(reason) => Stop::Fail(format!("{cutting}: {reason}")),
             skip @ Stop::Skip(_) => skip,
         };
-        let answer = answer(&model, &recorded, cutting).map_err(at)?;
-        // What a replay or a fallback made good is still a failed call.
-        let failed = failures().into_iter().zip(&before).find_map(|(now, before)| now.since(before));
-        failed.map_or(Ok(()), |why| Err(at(Stop::fail(why))))?;
+        let stages: Vec<&dyn OutputStage> = model.stages().iter().map(AsRef::as_ref).collect();
+        let answer = without_failures(&stages, || answer(&model, &recorded, cutting)).map_err(at)?;
+        let answer = answer.map_err(|failure| at(Stop::Fail(failure)))?;
         let recorded_steps = recorded.steps.len();
         let context =
             checks::Context { expected, checks: &checks, markers: &markers, fed: &whole, cutting, recorded_steps };

@@ -1,7 +1,7 @@
 //! Scheduling as clients see it: what can never fit, and whose prefixes are shared.
 
 use serde_json::{Value, json};
-use testkit::{Answer, TestServer};
+use testkit::{Answer, Event, TestServer};
 
 use crate::script;
 
@@ -42,6 +42,34 @@ fn sched_02_too_big_request_is_refused() -> anyhow::Result<()> {
     for (prompt, status) in [(4032 - 64, 200), (4031, 200), (4032, 200), (4033, 400)] {
         assert_eq!(ask(prompt, 1)?.status, status, "prompt of {prompt}");
     }
+    assert_eq!(metric(&server, "vllm:num_requests_waiting")?, 0.0);
+    assert_eq!(metric(&server, "vllm:kv_cache_usage_perc")?, 0.0);
+    Ok(())
+}
+
+/// A request that lost its seat is called off: its client is told, and who has the seat goes on.
+#[test]
+fn sched_04_cancel_while_preempted() -> anyhow::Result<()> {
+    let response = |prompt: &str, token: &str| json!({"match": prompt, "tokens": [token], "delay_ms": 5});
+    let script = json!({"responses": [response("slow", "a"), response("urgent", "b")]}).to_string();
+    let server = TestServer::script(&script, &["--scheduler", "priority", "--max-num-seqs", "1"])?;
+    let open = |name: &str, priority: u32, max_tokens: u32| {
+        let body = json!({"model": "m", "prompt": name, "max_tokens": max_tokens, "ignore_eos": true, "stream": true, "priority": priority});
+        server.open_stream_with("/v1/completions", &[("x-request-id", name)], &body)
+    };
+    let mut slow = open("slow", 5, 2000)?;
+    slow.next().transpose()?;
+    let mut urgent = open("urgent", 0, 100)?;
+    urgent.next().transpose()?;
+    assert_eq!(metric(&server, "vllm:num_preemptions_total")?, 1.0);
+    let aborted = server.post("/abort", &json!({"request_id": "slow"}))?;
+    assert_eq!((aborted.status, &aborted.json()["aborted"]), (200, &json!(1)), "{}", aborted.text);
+    let events: Vec<_> = slow.collect::<anyhow::Result<_>>()?;
+    let end = events.last().map(|event| event.data()["error"]["code"].clone());
+    assert_eq!(end, Some(json!("request_aborted")), "{events:?}");
+    let events: Vec<_> = urgent.collect::<anyhow::Result<_>>()?;
+    let tokens = events.iter().filter(|event| event.data()["choices"][0]["text"] == "b").count();
+    assert!(tokens >= 90 && events.last() == Some(&Event::Done), "{events:?}");
     assert_eq!(metric(&server, "vllm:num_requests_waiting")?, 0.0);
     assert_eq!(metric(&server, "vllm:kv_cache_usage_perc")?, 0.0);
     Ok(())

@@ -34,7 +34,7 @@ mod tests;
 
 pub use commit::{Committed, Ending, RunResult};
 pub use decision::{Advice, InvalidDecision, Violation, check_decision};
-pub use limits::{Config, ConfigError, NeverFits, PREEMPTIONS_MAX, Tick};
+pub use limits::{Config, ConfigError, FORCED_SEAT_STEPS, NeverFits, PREEMPTIONS_MAX, Tick};
 pub use pages::PageCounts;
 pub use queue::Scheduler;
 pub use request::{Ended, NewRequest, RequestView};

@@ -10,6 +10,10 @@ pub const PREEMPTIONS_MAX: u32 = 5;
 /// Waiting requests that are looked at for starvation in one step, oldest first; the rest is younger.
 pub(crate) const STARVED_SCAN_MAX: usize = 16;
 
+/// Steps from one waiting request that is seated because it starved to the next. Under a load that no order can serve
+/// everybody waits beyond the bound in the end; the policy's order still counts between those.
+pub const FORCED_SEAT_STEPS: u64 = 8;
+
 /// Rows of prompt that every step has room for, however many requests decode and however slow the device is: about
 /// one tile of a matrix product, so they cost little more than one row.
 pub(crate) const PREFILL_ROWS_MIN: u32 = 16;

@@ -10,7 +10,9 @@ use contract::policy::{Clamp, Decision, Grant};
 
 use crate::decision::{Advice, InvalidDecision, Violation};
 use crate::fcfs;
-use crate::limits::{READ_ROWS_MAX, REFUSAL_CODE_BYTES_MAX, RETRY_AFTER_MS_MAX, STARVED_SCAN_MAX, Tick};
+use crate::limits::{
+    FORCED_SEAT_STEPS, READ_ROWS_MAX, REFUSAL_CODE_BYTES_MAX, RETRY_AFTER_MS_MAX, STARVED_SCAN_MAX, Tick,
+};
 use crate::queue::Scheduler;
 use crate::request::Phase;
 use crate::room::{Decodes, Room};
@@ -199,14 +201,19 @@ impl Scheduler {
         order.clear();
         let prefills = self.scratch.prefills.iter().copied();
         order.extend(prefills.filter(|&slot| self.entry(slot).is_running() && starved(self, slot)));
-        let waiting = self.waiting.values().take(STARVED_SCAN_MAX).copied();
-        order.extend(waiting.filter(|&slot| starved(self, slot)).take(1));
+        if self.steps >= self.forced_seat_from {
+            let waiting = self.waiting.values().take(STARVED_SCAN_MAX).copied();
+            order.extend(waiting.filter(|&slot| starved(self, slot)).take(1));
+        }
         for &slot in &order {
             // A page's worth each, so that they do not take the step from everybody else.
             let least = contract::PAGE_TOKENS.max(self.config.resume_align);
             let was_waiting = !self.entry(slot).is_running();
-            if self.grant(slot, least, room) == 0 && was_waiting {
-                room.closed = true;
+            let granted = self.grant(slot, least, room) > 0;
+            match (was_waiting, granted) {
+                (true, true) => self.forced_seat_from = self.steps + FORCED_SEAT_STEPS,
+                (true, false) => room.closed = true,
+                (false, _) => {}
             }
         }
         self.scratch.order = order;

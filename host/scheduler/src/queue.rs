@@ -40,6 +40,8 @@ pub struct Scheduler {
     pub(crate) spare: Vec<Launched>,
     /// Steps planned, launched and committed so far.
     pub(crate) steps: u64,
+    /// The first step that may seat a starved request again.
+    pub(crate) forced_seat_from: u64,
     pub(crate) launched: u64,
     pub(crate) committed: u64,
     next_seq: u64,
@@ -65,6 +67,7 @@ impl Scheduler {
             in_flight: VecDeque::new(),
             spare: Vec::new(),
             steps: 0,
+            forced_seat_from: 0,
             launched: 0,
             committed: 0,
             next_seq: 0,

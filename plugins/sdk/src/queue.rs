@@ -56,6 +56,8 @@ pub struct Queue<K: Ord + Clone> {
     slots: Vec<Option<Request<K>>>,
     /// Requests that advance only by a grant, best first.
     open: BTreeSet<Place<K>>,
+    /// Those of them that are on a seat, best first.
+    unfinished: BTreeSet<Place<K>>,
     /// Requests on a seat, best first.
     seated: BTreeSet<Place<K>>,
     decoding: u32,
@@ -68,6 +70,7 @@ impl<K: Ord + Clone> Default for Queue<K> {
         Self {
             slots: Vec::new(),
             open: BTreeSet::new(),
+            unfinished: BTreeSet::new(),
             seated: BTreeSet::new(),
             decoding: 0,
             granted: Vec::new(),
@@ -89,6 +92,17 @@ impl<K: Ord + Clone> Queue<K> {
     /// The same, from one place on.
     pub fn open_from(&self, place: Place<K>) -> impl Iterator<Item = &Request<K>> {
         self.open.range(place..).filter_map(|place| self.get(place.2))
+    }
+
+    /// Requests on a seat that lack prompt, best first. Whoever waits before them, these must go on: the seat that is
+    /// waited for is theirs.
+    pub fn unfinished(&self) -> impl Iterator<Item = &Request<K>> {
+        self.unfinished.iter().filter_map(|place| self.get(place.2))
+    }
+
+    /// The same, from one place on.
+    pub fn unfinished_from(&self, place: Place<K>) -> impl Iterator<Item = &Request<K>> {
+        self.unfinished.range(place..).filter_map(|place| self.get(place.2))
     }
 
     /// Requests on a seat, worst first.
@@ -152,9 +166,12 @@ impl<K: Ord + Clone> Queue<K> {
             self.insert(request, place);
         }
         for &[slot, computed, emitted] in delta.progress.as_chunks::<3>().0 {
+            // The host seats who waited too long without being asked.
+            let seated = !delta.preempted.contains(&slot);
             self.change(slot, |entry| {
                 entry.computed = computed;
                 entry.emitted = emitted;
+                entry.running |= seated;
             });
         }
     }
@@ -196,6 +213,7 @@ impl<K: Ord + Clone> Queue<K> {
         let Some(entry) = self.slots.get_mut(slot as usize).and_then(Option::take) else { return };
         self.decoding -= u32::from(entry.decodes());
         self.open.remove(&entry.place);
+        self.unfinished.remove(&entry.place);
         self.seated_changed |= self.seated.remove(&entry.place);
     }
 
@@ -212,6 +230,14 @@ impl<K: Ord + Clone> Queue<K> {
             } else {
                 self.decoding -= 1;
                 self.open.insert(entry.place.clone());
+            }
+        }
+        let (unfinished, was_unfinished) = (running && !decoding, was_running && !was_decoding);
+        if unfinished != was_unfinished {
+            if unfinished {
+                self.unfinished.insert(entry.place.clone());
+            } else {
+                self.unfinished.remove(&entry.place);
             }
         }
         if running != was_running {

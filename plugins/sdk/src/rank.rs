@@ -132,13 +132,14 @@ impl<R: Rank> Ranked<R> {
         let starts_us = limits.now_us.saturating_add(before_us as u64);
         let (mut wants, mut last) = (Vec::new(), Vec::new());
         let mut open = true;
-        for request in self.queue.open().take(CANDIDATES_MAX) {
-            let full = room.is_empty() || wants.len() == PREFILLS_MAX;
-            if full || (!open && room.seats == 0 && wants.len() > 1) {
-                break;
-            }
+        let (mut all, mut unfinished) = (self.queue.open().take(CANDIDATES_MAX), self.queue.unfinished());
+        while !room.is_empty() && wants.len() < PREFILLS_MAX {
+            // Once nobody may sit any more, only those on seats are looked at, however many wait before them.
+            let look = open || room.seats > 0 || wants.len() < 2;
+            let Some(request) = all.next().filter(|_| look).or_else(|| unfinished.next()) else { break };
             let slot = request.arrival.slot;
-            if decision.preempt.contains(&slot) {
+            let known = wants.iter().any(|want: &Want| want.slot == slot) || last.contains(&slot);
+            if known || decision.preempt.contains(&slot) {
                 continue;
             }
             let (start, need) = (request.start(), request.need());
@@ -170,6 +171,7 @@ impl<R: Rank> Ranked<R> {
             }
             wants.push(want);
         }
+        drop((all, unfinished));
         for request in last.into_iter().filter_map(|slot| self.queue.get(slot)) {
             if room.is_empty() || wants.len() == PREFILLS_MAX {
                 break;

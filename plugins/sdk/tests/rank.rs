@@ -25,6 +25,22 @@ impl Rank for ByPriority {
     }
 }
 
+/// The same, and whoever has a seat keeps it.
+#[derive(Clone)]
+struct Patient;
+
+impl Rank for Patient {
+    type Key = i32;
+
+    fn configure(_settings_json: &str) -> Result<Self, PluginError> {
+        Ok(Self)
+    }
+
+    fn rank(&self, request: &Arrival) -> i32 {
+        request.priority
+    }
+}
+
 fn arrival(slot: u32, priority: i32, prompt_tokens: u32, max_new_tokens: u32) -> Arrival {
     Arrival { priority, ..testing::arrival(slot, prompt_tokens, max_new_tokens) }
 }
@@ -67,6 +83,30 @@ fn a_long_prompt_leaves_room_for_a_short_one() {
     let decision = host.step(&mut policy).expect("valid");
     assert_eq!(slots(&decision), [0, 1]);
     assert_eq!(decision.grant.iter().map(|grant| grant.tokens).sum::<u32>(), 256);
+}
+
+/// However many wait before them, requests on seats go on.
+#[test]
+fn who_waits_stops_nobody_on_a_seat() {
+    let (mut host, mut policy) = (Host::new(2, 128), Ranked::new(Patient));
+    (0..2).for_each(|slot| host.arrive(arrival(slot, 5, 200, 1)));
+    host.step(&mut policy).expect("valid");
+    (2..1500).for_each(|slot| host.arrive(arrival(slot, 1, 10, 1)));
+    assert_eq!(slots(&host.step(&mut policy).expect("valid")), [0, 1]);
+}
+
+/// A request that the host seated by itself, because it waited too long, is granted the rest of its prompt.
+#[test]
+fn who_was_forced_in_goes_on() {
+    let (mut host, mut policy) = (Host::new(1, 128), Ranked::new(Patient));
+    host.arrive(arrival(0, 5, 200, 1));
+    host.step(&mut policy).expect("valid");
+    host.arrive(arrival(1, 5, 200, 1));
+    let forced = host.requests.get_mut(&1).expect("it arrived");
+    (forced.running, forced.computed) = (true, 64);
+    host.delta.progress.extend([1, 64, 0]);
+    (host.budget, host.seats) = (512, 2);
+    assert_eq!(slots(&host.step(&mut policy).expect("valid")), [0, 1]);
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Nobody starves beyond the bound, whatever the policy does.
 //!
 //! A running request has progress at the latest a bound, and as many steps as there may be others in the same state, after
-//! the last one. Among those that wait, nobody who came later takes a first seat while an elder is starved and ready.
+//! the last one. Among those that wait, nobody who came later takes a first seat while an elder is starved and ready, for
+//! longer than [`FORCED_SEAT_STEPS`] after a starved one had its turn.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use contract::Slot;
-use scheduler::{Scheduler, StepPlan};
+use scheduler::{FORCED_SEAT_STEPS, Scheduler, StepPlan};
 
 struct Seen {
     arrived: (u64, u64),
@@ -23,6 +24,9 @@ pub struct Watch {
     pub starved_steps_max: u64,
     bound_us: u64,
     number: u64,
+    step: u64,
+    /// The last step in which a starved request took a seat.
+    turn: Option<u64>,
     seen: BTreeMap<Slot, Seen>,
     waiting: BTreeMap<(u64, u64), Slot>,
 }
@@ -33,7 +37,15 @@ const STEPS_MAX: u64 = 4096;
 
 impl Watch {
     pub fn new(bound_us: u64) -> Self {
-        Self { starved_steps_max: 0, bound_us, number: 0, seen: BTreeMap::new(), waiting: BTreeMap::new() }
+        Self {
+            starved_steps_max: 0,
+            bound_us,
+            number: 0,
+            step: 0,
+            turn: None,
+            seen: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+        }
     }
 
     pub fn arrives(&mut self, slot: Slot, at_us: u64) {
@@ -51,6 +63,7 @@ impl Watch {
     }
 
     pub fn planned(&mut self, plan: &StepPlan, scheduler: &Scheduler, now_us: u64) -> Result<()> {
+        self.step += 1;
         for refused in &plan.refused {
             self.ends(refused.slot);
         }
@@ -60,12 +73,14 @@ impl Watch {
                 self.waiting.insert(seen.arrived, *slot);
             }
         }
+        let due = self.turn.is_none_or(|turn| self.step - turn >= FORCED_SEAT_STEPS);
         let elder = self.waiting.first_key_value().map(|(&arrived, &slot)| (arrived, slot));
         for started in &plan.started {
             let Some(seen) = self.seen.get_mut(&started.slot) else { continue };
             seen.started = true;
             // The elder may be held back by its own result in flight; only one that never ran is certainly ready.
             if let Some((arrived, slot)) = elder
+                && due
                 && arrived < seen.arrived
                 && self
                     .seen
@@ -80,6 +95,10 @@ impl Watch {
                     now_us - arrived.0
                 );
             }
+        }
+        let starved = |seen: &Seen| now_us - seen.progress_us > self.bound_us;
+        if plan.binds.iter().filter_map(|bind| self.seen.get(&bind.slot)).any(starved) {
+            self.turn = Some(self.step);
         }
         for run in &plan.runs {
             if let Some(seen) = self.seen.get_mut(&run.slot) {

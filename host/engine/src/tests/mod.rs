@@ -68,7 +68,12 @@ struct Answer {
 }
 
 /// Reads a stream to its end and checks its grammar: `Started`, `Prompt`…, `Tokens`…, one end.
-fn read(mut generation: Generation) -> Answer {
+fn read(generation: Generation) -> Answer {
+    read_on(generation, false)
+}
+
+/// The same for a stream whose `Started` was taken, or not.
+fn read_on(mut generation: Generation, mut started: bool) -> Answer {
     let mut answer = Answer {
         tokens: Vec::new(),
         logprobs: 0,
@@ -77,7 +82,6 @@ fn read(mut generation: Generation) -> Answer {
         end: Err(GenerationError::Shutdown),
         preemptions: 0,
     };
-    let mut started = false;
     while let Some(event) = generation.blocking_next() {
         match event {
             TokenEvent::Started { cached_tokens, .. } => {

@@ -56,6 +56,42 @@ fn sched_04_cancel_while_queued() {
     }
 }
 
+/// Abort of a request that lost its seat and waits: it is gone with the step that runs, its pages with it but for what is
+/// cached, and nobody else notices.
+#[test]
+fn sched_04_cancel_while_preempted() {
+    for in_flight in [1, 2] {
+        let (fake, permits) = Fake::new(1, 60, in_flight).gated();
+        let settings = EngineConfig { starvation_bound: Duration::from_secs(3600), ..config() };
+        let handle = engine_with(fake, Some(Box::new(ByPriority::default())), settings);
+        let steps = |count: u32| (0..count).for_each(|_| permits.send(()).expect("the engine runs"));
+        let (low, high) = (prompt(1, 100), prompt(2, 80));
+        let mut victim = handle.submit(Request { priority: 5, ..request(&low, 60) }).expect("fits");
+        steps(6);
+        // It has a token, so its first page is whole.
+        assert!(matches!(victim.blocking_next(), Some(TokenEvent::Started { .. })));
+        assert!(matches!(victim.blocking_next(), Some(TokenEvent::Tokens { .. })));
+        let mut urgent = handle.submit(Request { priority: 1, ..request(&high, 200) }).expect("fits");
+        steps(4);
+        // There is one seat.
+        assert!(matches!(urgent.blocking_next(), Some(TokenEvent::Started { .. })));
+        until(&handle, |status| (status.running, status.waiting) == (1, 1) && status.steps == 10);
+        drop(victim);
+        // The step that ran when it went, and the one that shows what was planned without it.
+        steps(2);
+        until(&handle, |status| status.steps == 12);
+        let status = handle.status();
+        assert_eq!((status.running, status.waiting, status.pages_used), (1, 0, 2), "{status:?}");
+        assert!(status.pages_cached >= 1, "{status:?}");
+        drop(permits);
+        assert_alone(&read_on(urgent, true), &high, 200, &[]);
+        until(&handle, |status| (status.running, status.pages_used) == (0, 0));
+        let again = read(handle.submit(request(&low, 60)).expect("fits"));
+        assert_alone(&again, &low, 60, &[]);
+        assert_eq!((again.cached, handle.status().fault), (64, None));
+    }
+}
+
 /// A high priority gets the seat of one low priority, whose text is the same as without.
 #[test]
 fn sched_05_priority_inversion_at_seq_limit() {

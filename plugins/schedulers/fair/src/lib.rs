@@ -2,8 +2,13 @@
 //!
 //! A counter per tenant adds what the tenant was given, prompt tokens and, at twice the price, generated ones, divided by
 //! its weight; whoever has the smallest counter is served next. A tenant that comes back after a pause starts from the
-//! smallest counter of those who stayed, so nobody saves up. The method is the Virtual Token Counter of Sheng et al.,
-//! "Fairness in Serving Large Language Models", 2024 (arXiv 2401.00588), section 4.
+//! smallest counter of those who stayed, less the prompt it comes with, so nobody saves up more than that. The method is
+//! the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models", 2024 (arXiv 2401.00588),
+//! section 4.
+//!
+//! A request waits at least for the steps that are on their way when it comes. Where several tenants share the engine
+//! these are kept short, and only who is behind all others may make one longer, for its own prompts and at most by the
+//! engine's target.
 
 use std::collections::BTreeMap;
 
@@ -18,12 +23,16 @@ const GRANTS_MAX: usize = 64;
 /// Tenants whose counters are kept; the idle ones with the smallest are forgotten first, which costs them nothing.
 const TENANTS_MAX: usize = 4096;
 
+/// A tenant that left no longer ago than this may be back at any moment.
+const REMEMBERED_US: u64 = 60_000_000;
+
 #[derive(Clone, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Settings {
-    /// Wanted time of a step; at most the engine's `step_target_ms`. What a tenant waits for is mostly the steps that run
-    /// when its request comes.
+    /// Wanted time of a step; at most the engine's `step_target_ms`.
     step_ms: u32,
+    /// The same while more than one tenant is there, or was lately.
+    shared_step_ms: u32,
     /// What a generated token costs, in prompt tokens.
     output_cost: f64,
     /// One seat in this many is kept for tenants that hold less than their share; 0: none.
@@ -34,7 +43,7 @@ struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { step_ms: 30, output_cost: 2.0, reserve: 8, preempt: true }
+        Self { step_ms: 30, shared_step_ms: 25, output_cost: 2.0, reserve: 8, preempt: true }
     }
 }
 
@@ -49,8 +58,9 @@ impl Scheduler for Fair {
         if !(settings.output_cost.is_finite() && settings.output_cost >= 0.0) {
             return Err(tokenloom_sdk::disable("invalid-settings", "settings: output_cost must be 0 or more"));
         }
-        if settings.step_ms == 0 {
-            return Err(tokenloom_sdk::disable("invalid-settings", "settings: step_ms must be at least 1"));
+        if settings.step_ms == 0 || settings.shared_step_ms == 0 {
+            let message = "settings: step_ms and shared_step_ms must be at least 1";
+            return Err(tokenloom_sdk::disable("invalid-settings", message));
         }
         Ok(Self(settings))
     }
@@ -76,11 +86,13 @@ struct Tenant {
     live: u32,
     seats: u32,
     decoding: u32,
+    /// When the last of its requests ended.
+    left_us: u64,
 }
 
 impl Default for Tenant {
     fn default() -> Self {
-        Self { weight: 1.0, counter: 0.0, live: 0, seats: 0, decoding: 0 }
+        Self { weight: 1.0, counter: 0.0, live: 0, seats: 0, decoding: 0, left_us: 0 }
     }
 }
 
@@ -106,7 +118,21 @@ struct Turn {
     /// It takes a seat with its grant.
     sits: bool,
     /// Where its tenant's next request is looked for.
-    next: Place<u32>,
+    next: Next,
+}
+
+/// From where on a tenant's next request is looked for: first among those on seats, then among those that wait.
+#[derive(Clone, Copy)]
+enum Next {
+    Unfinished(Place<u32>),
+    Waiting(Place<u32>),
+}
+
+impl Turn {
+    fn of(request: &Request<u32>, next: Next) -> Self {
+        let slot = request.arrival.slot;
+        Self { slot, start: request.start(), need: request.need(), sits: !request.running, next }
+    }
 }
 
 pub struct FairPolicy {
@@ -137,15 +163,16 @@ impl FairPolicy {
         self.tenants.entry(id).or_default().weight = if weight > 0.0 { weight } else { 1.0 };
     }
 
-    /// A tenant with nothing in the house starts where the least served of the others is.
-    fn enters(&mut self, tenant: u32) {
+    /// A tenant with nothing in the house starts where the least served of the others is, less the prompt it comes with:
+    /// as far as it was behind by that much, its prompt is next.
+    fn enters(&mut self, tenant: u32, prompt_tokens: u32) {
         let least = self.tenants.values().filter(|tenant| tenant.live > 0).map(|tenant| tenant.counter);
         let least = least.min_by(f64::total_cmp);
         let entry = self.tenants.entry(tenant).or_default();
         if entry.live == 0
             && let Some(least) = least
         {
-            entry.counter = entry.counter.max(least);
+            entry.counter = entry.counter.max(least - f64::from(prompt_tokens) / entry.weight);
         }
         entry.live += 1;
         if self.tenants.len() > TENANTS_MAX {
@@ -188,10 +215,12 @@ impl FairPolicy {
             let tenant = self.queue.get(slot).map(|request| request.place.0);
             if let Some(tenant) = tenant.and_then(|tenant| self.tenants.get_mut(&tenant)) {
                 tenant.live = tenant.live.saturating_sub(1);
+                tenant.left_us = delta.limits.now_us;
             }
         }
-        let arrived: Vec<u32> = delta.arrived.iter().map(|arrival| arrival.tenant).collect();
-        arrived.into_iter().for_each(|tenant| self.enters(tenant));
+        for arrival in &delta.arrived {
+            self.enters(arrival.tenant, arrival.prompt_tokens.saturating_sub(arrival.cached_tokens));
+        }
         self.queue.apply(delta, |arrival| arrival.tenant);
         self.count(&touched);
     }
@@ -221,6 +250,12 @@ impl FairPolicy {
                 tenant.decoding += u32::from(now.decodes);
             }
         }
+    }
+
+    /// Whether somebody else may come while one tenant's step runs.
+    fn is_shared(&self, now_us: u64) -> bool {
+        let here = |tenant: &&Tenant| tenant.live > 0 || now_us.saturating_sub(tenant.left_us) < REMEMBERED_US;
+        self.tenants.values().filter(here).nth(1).is_some()
     }
 
     /// Seats that a tenant may hold while others live: its part by weight.
@@ -262,31 +297,42 @@ impl FairPolicy {
         self.queue.open_from((tenant, 0, 0)).next().filter(|request| request.place.0 == tenant)
     }
 
-    /// The next request of a tenant, from a place on, that may have a grant.
-    fn next_of(&self, tenant: u32, from: Place<u32>, room: &mut Room, decision: &Decision) -> Option<Turn> {
-        let mut requests = self.queue.open_from(from).take_while(|request| request.place.0 == tenant);
-        let request = requests.find(|request| !decision.preempt.contains(&request.arrival.slot))?;
-        if !request.running {
-            let known = self.tenants.get(&tenant)?;
-            // Within a tenant nobody overtakes who finds no place.
-            if !self.may_sit(known, room.seats) || !room.admit(request) {
-                return None;
-            }
+    /// The next request of a tenant that may have a grant.
+    fn next_of(&self, tenant: u32, from: Next, room: &mut Room, decision: &Decision) -> Option<Turn> {
+        let stays = |request: &&Request<u32>| !decision.preempt.contains(&request.arrival.slot);
+        let its = |request: &&Request<u32>| request.place.0 == tenant;
+        let after = |request: &Request<u32>| (tenant, request.place.1, request.place.2 + 1);
+        if let Next::Unfinished(from) = from
+            && let Some(request) = self.queue.unfinished_from(from).take_while(its).find(stays)
+        {
+            let next = Next::Unfinished(after(request));
+            return Some(Turn::of(request, next));
         }
-        let (id, at, slot) = request.place;
-        let next = (id, at, slot + 1);
-        Some(Turn { slot, start: request.start(), need: request.need(), sits: !request.running, next })
+        let from = match from {
+            Next::Unfinished(_) => (tenant, 0, 0),
+            Next::Waiting(from) => from,
+        };
+        let request = self.queue.open_from(from).take_while(its).filter(stays).find(|request| !request.running)?;
+        // Within a tenant nobody overtakes who finds no place.
+        let may_sit = self.may_sit(self.tenants.get(&tenant)?, room.seats);
+        (may_sit && room.admit(request)).then(|| Turn::of(request, Next::Waiting(after(request))))
     }
 
-    /// One grant after another to the tenant with the smallest counter, until the step is full.
-    fn share(&mut self, room: &mut Room, decision: &mut Decision) {
+    /// One grant after another to the tenant with the smallest counter, until the step is full; `common` is the part of
+    /// the step that is there for all.
+    fn share(&mut self, room: &mut Room, mut common: Room, decision: &mut Decision) {
         let living = self.tenants.iter().filter(|(_, tenant)| tenant.live > 0);
-        let mut turns: BTreeMap<u32, Place<u32>> =
-            living.filter_map(|(&id, _)| Some((id, self.first_of(id)?.place))).collect();
+        let wanting = living.filter(|&(&id, _)| self.first_of(id).is_some());
+        let mut turns: BTreeMap<u32, Next> = wanting.map(|(&id, _)| (id, Next::Unfinished((id, 0, 0)))).collect();
         let mut wants = Vec::new();
         while !room.is_empty() && wants.len() < GRANTS_MAX {
             let counter = |id: &u32| self.tenants.get(id).map_or(0.0, |tenant| tenant.counter);
             let Some(&tenant) = turns.keys().min_by(|a, b| counter(a).total_cmp(&counter(b))) else { break };
+            let ahead = turns.keys().filter(|id| **id != tenant).map(counter).min_by(f64::total_cmp);
+            let behind = ahead.map_or(0.0, |ahead| (ahead - counter(&tenant)) * self.weight(tenant)) as u32;
+            if behind == 0 && common.is_empty() {
+                break;
+            }
             let from = turns[&tenant];
             let Some(turn) = self.next_of(tenant, from, room, decision) else {
                 turns.remove(&tenant);
@@ -295,11 +341,9 @@ impl FairPolicy {
             turns.insert(tenant, turn.next);
             // A long prompt leaves half of the step to whoever comes next, unless its tenant is behind all others even
             // with more.
-            let ahead = turns.keys().filter(|id| **id != tenant).map(counter).min_by(f64::total_cmp);
-            let behind = ahead.map_or(0.0, |ahead| (ahead - counter(&tenant)) * self.weight(tenant));
-            let half = room.part(0.5).tokens_from(turn.start).max(room.least);
-            let part = half.max(behind as u32);
-            let tokens = turn.need.min(part).min(room.tokens_from(turn.start));
+            let half = common.part(0.5).tokens_from(turn.start).max(common.least).min(common.tokens_from(turn.start));
+            let tokens = turn.need.min(half.max(behind.min(room.tokens_from(turn.start))));
+            common.take(turn.start, tokens);
             room.take(turn.start, tokens);
             self.charge(tenant, f64::from(tokens));
             if let Some(known) = self.tenants.get_mut(&tenant).filter(|_| turn.sits) {
@@ -310,8 +354,8 @@ impl FairPolicy {
         }
         for (mut given, turn) in wants {
             let start = turn.start + given.tokens;
-            let more = (turn.need - given.tokens).min(room.tokens_from(start));
-            room.take(start, more);
+            let more = (turn.need - given.tokens).min(common.tokens_from(start));
+            common.take(start, more);
             self.charge(given.tenant, f64::from(more));
             given.tokens += more;
             self.queue.grant(given.slot, given.tokens, decision);
@@ -324,14 +368,22 @@ impl FairPolicy {
         if self.queue.is_idle() {
             rest(&mut decision, u64::MAX);
         } else {
-            let step_us = self.settings.step_ms.saturating_mul(1000);
-            let mut room = Room::new(limits, self.queue.decoding(), step_us);
+            let Settings { step_ms, shared_step_ms, .. } = self.settings;
+            let common_ms = if self.is_shared(limits.now_us) { step_ms.min(shared_step_ms) } else { step_ms };
+            let decoding = self.queue.decoding();
+            let common = Room::new(limits, decoding, common_ms.saturating_mul(1000));
+            let mut room = Room::new(limits, decoding, u32::MAX);
             self.free_a_seat(&mut room, &mut decision);
-            self.share(&mut room, &mut decision);
+            self.share(&mut room, common, &mut decision);
         }
         self.queue.list_victims(&mut decision);
         decision
     }
+}
+
+fn is_uneventful(delta: &Delta) -> bool {
+    let lists = [&delta.finished, &delta.preempted, &delta.progress, &delta.clamped];
+    lists.iter().all(|list| list.is_empty()) && delta.arrived.is_empty() && delta.tenants.is_empty()
 }
 
 impl Policy for FairPolicy {
@@ -347,7 +399,7 @@ impl Policy for FairPolicy {
             self.name(tenant.id, tenant.weight);
         }
         for seat in &full.seats {
-            self.enters(seat.request.tenant);
+            self.enters(seat.request.tenant, 0);
         }
         let slots: Vec<u32> = full.seats.iter().map(|seat| seat.request.slot).collect();
         self.queue.restart(full, |arrival| arrival.tenant);
@@ -356,7 +408,10 @@ impl Policy for FairPolicy {
     }
 
     fn step(&mut self, mut delta: Delta) -> Decision {
-        self.apply(&mut delta);
+        // Decoding that only goes on is charged with the next news.
+        if !(is_uneventful(&delta) && self.given.is_empty() && self.queue.is_idle()) {
+            self.apply(&mut delta);
+        }
         self.decide(&delta.limits)
     }
 }

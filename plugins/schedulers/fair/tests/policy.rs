@@ -90,6 +90,23 @@ fn who_is_behind_is_served_whole() {
     assert!(decision.grant.iter().any(|grant| (grant.slot, grant.tokens) == (101, 200)), "{:?}", decision.grant);
 }
 
+/// Whoever waits before them, requests on seats go on: here one that came first lost its seat, and none is free.
+#[test]
+fn who_waits_stops_nobody_on_a_seat() {
+    let (mut host, mut policy) = (Host::new(3, 128), policy(""));
+    (0..3).for_each(|slot| host.arrive(of(1, slot, 2000, 1)));
+    run(&mut host, &mut policy, 3);
+    let first = host.requests.get_mut(&0).expect("it runs");
+    (first.running, first.computed) = (false, 0);
+    host.delta.preempted.push(0);
+    host.delta.progress.clear();
+    host.seats = 2;
+    let decision = host.step(&mut policy).expect("valid");
+    assert!(decision.grant.iter().any(|grant| grant.slot > 0), "{:?}", decision.grant);
+    run(&mut host, &mut policy, 60);
+    assert_eq!(host.finished.len(), 3);
+}
+
 /// Everything ends, also through a resync.
 #[test]
 fn everything_ends() {
@@ -105,7 +122,7 @@ fn everything_ends() {
 
 #[test]
 fn settings_are_checked() {
-    for bad in ["{\"output_cost\": -1}", "{\"step_ms\": 0}", "{\"costs\": 1}", "[]"] {
+    for bad in ["{\"output_cost\": -1}", "{\"step_ms\": 0}", "{\"shared_step_ms\": 0}", "{\"costs\": 1}", "[]"] {
         assert!(Fair::configure(bad).is_err(), "{bad}");
     }
 }

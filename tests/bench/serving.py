@@ -50,8 +50,9 @@ class Server:
         found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.eE+-]+)$", self.get("/metrics"), re.M)
         return sum(map(float, found))
 
-    def close(self):
-        self.process.terminate()
+    def close(self, wait=True):
+        """Without `wait`, open answers are not ended first."""
+        self.process.terminate() if wait else self.process.kill()
         self.process.wait(60)
 
 

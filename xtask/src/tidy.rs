@@ -45,7 +45,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ),
     ("testkit", &["server"]),
     ("tests", &[]),
-    ("gpu-check", &["backend", "backend-cpu", "backend-cuda", "contract", "model"]),
+    ("gpu-check", &["backend", "backend-cpu", "backend-cuda", "contract", "model", "probe"]),
+    ("probe", &["backend", "contract", "engine"]),
     ("record", &[]),
     (
         "bench",
@@ -56,6 +57,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "engine",
             "model",
             "plugin-host",
+            "probe",
             "record",
             "scheduler",
             "server",

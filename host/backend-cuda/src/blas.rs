@@ -15,6 +15,26 @@ const CANDIDATES: usize = 8;
 /// Timed passes of each candidate over a model's layers; the fastest counts.
 const ROUNDS: usize = 2;
 
+/// Chunks of prompts are counted in tiles of so many rows: half of what the library's products take at once, and the
+/// tokens of a tile of attention where four heads share a key.
+pub const ROWS_TILE: usize = 32;
+/// Rows up to which a few more or less are felt, since the weights' bytes are most of the time.
+const FINE_ROWS_MAX: usize = 128;
+/// Rows beyond which a tile is not felt.
+const COARSE_ROWS_MIN: usize = 512;
+/// The rows that the library computes for `m`: it takes FP8 rows in fours, and few different shapes are worth tuning. The
+/// rows behind the last hold numbers that nobody reads.
+pub fn library_rows(m: usize) -> usize {
+    let grain = if m <= FINE_ROWS_MAX {
+        8
+    } else if m <= COARSE_ROWS_MIN {
+        ROWS_TILE
+    } else {
+        2 * ROWS_TILE
+    };
+    m.next_multiple_of(grain)
+}
+
 /// How the operands are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operands {

@@ -6,14 +6,14 @@ use backend::BackendError;
 use backend::ops::{BlockOp, ModelSpec};
 use backend::weights::{Weight, WeightId};
 
-use crate::blas::{Call, Operands, Product};
+use crate::blas::{Call, Operands, Product, library_rows};
 use crate::compile::{Compiler, Kernel};
 use crate::delta::gates_width;
 use crate::device::{Buffer, Device, fault};
 use crate::forward::Forward;
 use crate::launch::{Args, Shape};
 use crate::packed::{Format, TILE_ROWS, UNIT_COLS};
-use crate::products::{Epilogue, FEW_ROWS_MAX, TILES, library_rows, tile_of};
+use crate::products::{Epilogue, FEW_ROWS_MAX, TILES, tile_of};
 
 /// Parts of one launch; the kernel's PARTS_MAX.
 const PARTS_MAX: usize = 4;

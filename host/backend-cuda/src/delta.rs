@@ -5,13 +5,14 @@ use backend::fp8::floats;
 use backend::ops::{DELTA_CHUNK, DeltaShape, GateFn, HeadOrder, ModelSpec};
 use backend::weights::WeightId;
 
+use crate::blas::library_rows;
 use crate::block_products::{formats_of, one_product};
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
 use crate::forward::{DeviceOp, Forward, StepSize};
 use crate::launch::{Args, Shape};
 use crate::load::{Loader, no_kernel};
-use crate::products::{Epilogue, Matrix, library_rows};
+use crate::products::{Epilogue, Matrix};
 
 /// Tokens that a seat's ring holds.
 const RING: usize = 4;
@@ -96,15 +97,16 @@ impl Delta {
         spec: &ModelSpec,
         shape: DeltaShape,
         (seats, saved, rows, separate_gates): (usize, usize, usize, bool),
+        invariant: bool,
     ) -> Result<Self, BackendError> {
-        let [step, conv, chunk, scan, out] = kernels(compiler, &shape)?;
+        let [step, conv, chunk, scan, out] = kernels(compiler, &shape, invariant)?;
         let (chunk_shared, scan_shared) = (chunk_shared(&shape), scan_shared(&shape, stages(compiler.target.arch)));
         step.allow_shared(step_shared(&shape))?;
         chunk.allow_shared(chunk_shared)?;
         scan.allow_shared(scan_shared)?;
         let padded = library_rows(rows);
-        // A run of several rows ends in a part of a chunk at most once.
-        let items = (rows / DELTA_CHUNK + seats.min(rows / 2) + 1) * shape.value_heads * DELTA_CHUNK;
+        // A run ends in a part of a chunk at most once.
+        let items = (rows / DELTA_CHUNK + seats.min(rows) + 1) * shape.value_heads * DELTA_CHUNK;
         let alloc = |what: &str, bytes: usize| device.alloc_zeroed(what, bytes);
         let layers = |what: &str, bytes: usize| {
             let one = |layer| device.alloc_zeroed(&format!("{what} of layer {layer}"), (seats + 1 + saved) * bytes);
@@ -182,8 +184,8 @@ fn scan_shared(shape: &DeltaShape, stages: usize) -> u32 {
     (stages * stage + (shape.key_dim + 2 * 64) * columns * 2) as u32
 }
 
-/// In the order of their launches.
-pub fn kernels(compiler: &mut Compiler<'_>, shape: &DeltaShape) -> Result<[Kernel; 5], BackendError> {
+/// In the order of their launches. `invariant`: see [`crate::CudaOptions::batch_invariant`].
+pub fn kernels(compiler: &mut Compiler<'_>, shape: &DeltaShape, invariant: bool) -> Result<[Kernel; 5], BackendError> {
     let flags = [
         ("KEY_HEADS", shape.key_heads),
         ("VALUE_HEADS", shape.value_heads),
@@ -191,6 +193,7 @@ pub fn kernels(compiler: &mut Compiler<'_>, shape: &DeltaShape) -> Result<[Kerne
         ("VALUE_DIM", shape.value_dim),
         ("TILED", usize::from(shape.order == HeadOrder::Tiled)),
         ("GATE_SIGMOID", usize::from(shape.gate == GateFn::Sigmoid)),
+        ("INVARIANT", usize::from(invariant)),
     ];
     let scan_flags = [&flags[..], &[("STAGES", stages(compiler.target.arch))]].concat();
     Ok([
@@ -202,9 +205,9 @@ pub fn kernels(compiler: &mut Compiler<'_>, shape: &DeltaShape) -> Result<[Kerne
     ])
 }
 
-/// Chunks of the runs of several rows, which is how many blocks `delta_chunk` wants.
+/// Chunks of runs that do not go on by the recurrence, which is how many blocks `delta_chunk` wants.
 pub fn chunks(rows: impl Iterator<Item = u32>) -> usize {
-    rows.filter(|&rows| rows > 1).map(|rows| rows.div_ceil(DELTA_CHUNK as u32) as usize).sum()
+    rows.map(|rows| rows.div_ceil(DELTA_CHUNK as u32) as usize).sum()
 }
 
 impl Loader<'_> {
@@ -365,7 +368,9 @@ impl Forward<'_> {
             .int(size.rows)
             .float(model.eps)
             .pointer(w.saves_pointer())
-            .int(size.saves);
+            .int(size.saves)
+            .pointer(w.upload.pointer)
+            .pointer(w.runs_pointer());
         delta.out.launch(self.device, grid(size.rows, heads.div_ceil(4), 128, 0), args)
     }
 }
@@ -398,6 +403,6 @@ mod tests {
 
     #[test]
     fn chunks_are_counted_over_long_runs() {
-        assert_eq!(chunks([1, 64, 65, 1, 2].into_iter()), 4);
+        assert_eq!(chunks([64, 65, 2].into_iter()), 4);
     }
 }

@@ -10,13 +10,13 @@ use backend::load::LoadOptions;
 use backend::ops::{AttentionShape, DeltaShape, ModelSpec};
 
 use crate::attention::{Decode, PrefillLaunch, SPLIT_WAVES_MAX, TensorMaps};
-use crate::blas::Blas;
+use crate::blas::{Blas, library_rows};
 use crate::block_products::Uses;
 use crate::compile::{Compiler, Kernel};
 use crate::delta::{Delta, DeltaLayer};
 use crate::device::{Buffer, Device, fault};
 use crate::launch::{Args, Shape};
-use crate::products::{Epilogue, Fp8Scales, Fp8Work, Matrix, ProductKernels, library_rows};
+use crate::products::{Epilogue, Fp8Scales, Fp8Work, Matrix, ProductKernels};
 use crate::seats::{SeatUpload, UploadLayout};
 
 /// Keys of one decode work item.
@@ -138,6 +138,8 @@ pub struct DeviceModel {
     pub tensor_maps: Option<TensorMaps>,
     /// For layers with the gated delta rule.
     pub delta: Option<Delta>,
+    /// See [`crate::CudaOptions::batch_invariant`].
+    pub invariant: bool,
 }
 
 pub struct Kernels {
@@ -425,7 +427,7 @@ impl Forward<'_> {
                 self.delta(layer, apart, size)
             }
             // Steps of single rows do it in their attention.
-            DeviceOp::RopeKv { .. } if size.prefill_rows == 0 => Ok(()),
+            DeviceOp::RopeKv { .. } if self.attention_rows(size).1 == 0 => Ok(()),
             DeviceOp::RopeKv { layer, q_norm, k_norm } => self.rope_kv(*layer, q_norm.as_ref(), k_norm.as_ref(), size),
             DeviceOp::Attend { layer } => match &model.ops[index - 1] {
                 DeviceOp::RopeKv { q_norm, k_norm, .. } => {
@@ -517,15 +519,16 @@ impl Forward<'_> {
                 .int(w.table_width)
                 .float(scale)
         };
-        if size.decodes > 0 {
+        let (decodes, prefill_rows) = self.attention_rows(size);
+        if decodes > 0 {
             let args =
                 common(Args::default().pointer(w.part_o.pointer).pointer(w.part_ml.pointer), w.decode_items.pointer)
                     .pointer(norms.0.map_or(0, |b| b.pointer))
                     .pointer(norms.1.map_or(0, |b| b.pointer))
                     .pointer(model.rotation.pointer)
                     .float(model.eps);
-            let rope = size.prefill_rows == 0;
-            self.kernels.attend_decode.of(size.decodes).launch(self.device, rope, args)?;
+            let rope = prefill_rows == 0;
+            self.kernels.attend_decode.of(decodes).launch(self.device, rope, args)?;
             let args = Args::default()
                 .pointer(w.attended.pointer)
                 .pointer(w.part_o.pointer)
@@ -536,7 +539,7 @@ impl Forward<'_> {
             let shape = Shape { grid, block: model.shape.head_dim as u32, shared_bytes: 0, cluster: 1 };
             self.kernels.attend_merge.launch(self.device, shape, args)?;
         }
-        if size.prefill_rows > 0 {
+        if prefill_rows > 0 {
             let launch = &self.kernels.prefill;
             let out = Args::default().pointer(w.attended.pointer);
             let args = match &model.tensor_maps {

@@ -1,7 +1,7 @@
 //! A step as the device sees it.
 
 use backend::BackendError;
-use backend::step::{Emit, Feed, Step, Table};
+use backend::step::{Emit, Feed, Run, Step, Table};
 use contract::Seat;
 
 use crate::attention::split_prompts;
@@ -53,26 +53,32 @@ impl CudaBackend {
             meta.push((run.seat, emits, self.logprobs[usize::from(run.seat.0)]));
             size.rows += run.rows as usize;
             size.emits += usize::from(emits);
-            // A prompt's last token may stand alone behind longer runs: it is a decode to the device all the same.
-            if run.rows == 1 {
+            if self.is_single(run) {
                 size.decodes += 1;
             } else {
                 size.prefill_rows += run.rows as usize;
             }
         }
         if self.model.delta.is_some() {
-            size.chunks = chunks(step.runs.iter().map(|run| run.rows));
+            let long = step.runs.iter().filter(|run| !self.is_single(run));
+            size.chunks = chunks(long.map(|run| run.rows));
         }
         if size.rows > self.work.max_rows || runs.len() > self.work.seats {
             return invalid(format!("{} rows, {} runs", size.rows, runs.len()));
         }
-        if self.kernels.prefill.mapped && size.prefill_rows > 0 {
+        if self.kernels.prefill.mapped && size.prefill_rows > 0 && !self.model.invariant {
             let starts: Vec<usize> =
                 step.runs.iter().map(|run| run.end_max.saturating_sub(run.rows) as usize).collect();
             let multiprocessors = self.device.multiprocessors as usize;
             size.split_items = split_prompts(&mut runs, &starts, &self.model.shape, multiprocessors);
         }
         Ok((runs, size, meta))
+    }
+
+    /// Whether a run is a decode to the device: also a prompt's last token that stands alone behind longer runs, unless that
+    /// would make its sums depend on how the prompt was cut.
+    fn is_single(&self, run: &Run) -> bool {
+        run.rows == 1 && !(self.model.invariant && matches!(run.feed, Feed::Tokens(_)))
     }
 
     pub(crate) fn appends(&self, step: &Step<'_>) -> Result<Vec<AppendUpload>, BackendError> {

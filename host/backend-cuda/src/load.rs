@@ -32,11 +32,19 @@ pub struct CudaOptions {
     pub graphs: bool,
     /// Room for saved recurrent states, which the prefix cache of a hybrid needs.
     pub saved_states: bool,
+    /// A row's sums have one order, whatever else its step has: see `invariant.rs`.
+    pub batch_invariant: bool,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        Self { device: DeviceOptions::default(), memory_fraction: 0.9, graphs: true, saved_states: true }
+        Self {
+            device: DeviceOptions::default(),
+            memory_fraction: 0.9,
+            graphs: true,
+            saved_states: true,
+            batch_invariant: false,
+        }
     }
 }
 
@@ -62,7 +70,8 @@ pub fn load(
     let f16 = device.arch < 80 || embedding_type(spec) == Some(WeightType::F16);
     let target = Target { machine: device.machine, arch: device.arch, f16 };
     let cache = cuda.device.kernel_cache.as_deref();
-    let mut compiler = Compiler::new(Some(&device.context), target, cache, &model_flags(shape, spec.rope.dims()))?;
+    let flags = model_flags(shape, spec.rope.dims(), cuda.batch_invariant);
+    let mut compiler = Compiler::new(Some(&device.context), target, cache, &flags)?;
     let kernels = Kernels::compile(&mut compiler, shape, fp8, &blocks)?;
     tracing::info!(compiled = compiler.compiled, cached = compiler.cached, card = %device.name, "kernels are ready");
 
@@ -79,7 +88,8 @@ pub fn load(
     let left = || Ok((Pool::budget(&device, memory)?, Pool::bytes_wanted(spec, options, context_len)));
     let slots = Slots::new(spec, options, cuda.saved_states.then(left).transpose()?);
     lowered.extend(slots.remark);
-    let (delta, saved) = recurrent(&device, &mut compiler, spec, (&workspace, &ops), slots.count)?.unzip();
+    let (delta, saved) =
+        recurrent(&device, &mut compiler, spec, (&workspace, &ops), (slots.count, cuda.batch_invariant))?.unzip();
     let mut blas = Blas::new(&device, f16)?;
     let fp8 = fp8_work(&device, spec, fp8, &ops, &mut blas, workspace.max_rows)?;
     let panel = panel(&device, spec)?;
@@ -87,10 +97,7 @@ pub fn load(
     let pool = Pool::new(&device, spec, options, memory, context_len)?;
     let Pool { pages, kv_bytes_per_token, .. } = pool;
     lowered.extend(pool.remark);
-    // One page more than the pool: padding rows write there.
-    let kv = (0..spec.kv_layers)
-        .map(|layer| device.alloc_zeroed(&format!("KV of layer {layer}"), (pages as usize + 1) * page_bytes(spec)))
-        .collect::<Result<Vec<_>, _>>()?;
+    let kv = key_values(&device, spec, pages as usize)?;
     lowered.extend(fp8.as_ref().and_then(Fp8Work::remark));
     let plan = MemoryPlan {
         weights: weight_bytes,
@@ -126,6 +133,7 @@ pub fn load(
         panel,
         tensor_maps,
         delta,
+        invariant: cuda.batch_invariant,
     };
     let backend = CudaBackend::new(
         device,
@@ -195,18 +203,24 @@ fn rotation_table(device: &Device, spec: &ModelSpec, context_len: u32) -> Result
     device.upload("the rotation table", &table)
 }
 
+/// One page more than the pool: padding rows write there.
+fn key_values(device: &Device, spec: &ModelSpec, pages: usize) -> Result<Vec<Buffer>, BackendError> {
+    let layer = |layer| device.alloc_zeroed(&format!("KV of layer {layer}"), (pages + 1) * page_bytes(spec));
+    (0..spec.kv_layers).map(layer).collect()
+}
+
 /// What recurrent layers need, and the states that can be saved.
 fn recurrent(
     device: &Device,
     compiler: &mut Compiler<'_>,
     spec: &ModelSpec,
     (workspace, ops): (&Workspace, &[DeviceOp]),
-    slots: u32,
+    (slots, invariant): (u32, bool),
 ) -> Result<Option<(Delta, SavedStates)>, BackendError> {
     let Some(shape) = spec.delta else { return Ok(None) };
     let separate = ops.iter().any(|op| matches!(op, DeviceOp::NormDelta { gates: Some(_), .. }));
     let sizes = (workspace.seats, slots as usize, workspace.max_rows, separate);
-    let delta = Delta::new(device, compiler, spec, shape, sizes)?;
+    let delta = Delta::new(device, compiler, spec, shape, sizes, invariant)?;
     let saved = SavedStates::new(device, compiler, &delta, (workspace.seats, slots))?;
     Ok(Some((delta, saved)))
 }
@@ -226,7 +240,7 @@ fn fp8_work(
 }
 
 /// What every kernel of a model is compiled with.
-pub(crate) fn model_flags(shape: &AttentionShape, rotated: usize) -> [(&'static str, usize); 7] {
+pub(crate) fn model_flags(shape: &AttentionShape, rotated: usize, invariant: bool) -> [(&'static str, usize); 8] {
     [
         ("HEADS", shape.heads),
         ("KV_HEADS", shape.kv_heads),
@@ -235,6 +249,7 @@ pub(crate) fn model_flags(shape: &AttentionShape, rotated: usize) -> [(&'static 
         ("ROT_DIM", rotated),
         ("SPLIT", crate::forward::SPLIT),
         ("QTOKENS", crate::forward::tile_tokens(shape)),
+        ("DECODE_ROWS", usize::from(!invariant)),
     ]
 }
 

@@ -13,11 +13,12 @@ use std::sync::Arc;
 use backend::BackendError;
 use backend::ops::{DeltaShape, ModelSpec};
 
-use crate::blas::{Blas, Call, Operands, Product};
+use crate::blas::{Blas, Call, Operands, Product, library_rows};
 use crate::block_products::{BlockKernels, Packed, Uses};
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
 use crate::forward::{DeviceOp, Forward};
+use crate::invariant::groups;
 use crate::launch::{Args, Shape};
 
 /// Rows up to which one read of the weights through `few_rows` wins over the library.
@@ -32,26 +33,6 @@ const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
 /// Rows up to which sums of bare codes are faster: on an H200 66 against 103 us a layer of Qwen3-8B at 32 rows, 72 against
 /// 96 at 128, and nothing from 512 on.
 const RAW_ROWS_MAX: usize = 256;
-/// Chunks of prompts are counted in tiles of so many rows: half of what the library's products take at once, and the
-/// tokens of a tile of attention where four heads share a key.
-pub const ROWS_TILE: usize = 32;
-/// Rows up to which a few more or less are felt, since the weights' bytes are most of the time.
-const FINE_ROWS_MAX: usize = 128;
-/// Rows beyond which a tile is not felt.
-const COARSE_ROWS_MIN: usize = 512;
-/// The rows that the library computes for `m`: it takes FP8 rows in fours, and few different shapes are worth tuning. The
-/// rows behind the last hold numbers that nobody reads.
-pub fn library_rows(m: usize) -> usize {
-    let grain = if m <= FINE_ROWS_MAX {
-        8
-    } else if m <= COARSE_ROWS_MIN {
-        ROWS_TILE
-    } else {
-        2 * ROWS_TILE
-    };
-    m.next_multiple_of(grain)
-}
-
 /// What `few_rows` does with its sums; the kernel's MODE.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Epilogue {
@@ -337,7 +318,7 @@ fn lacking(
 impl Forward<'_> {
     /// Whether products of so many rows take FP8 activations.
     fn quantised(&self, rows: usize) -> Option<&Fp8Work> {
-        self.fp8.filter(|fp8| rows > FEW_ROWS_MAX && fp8.dense.is_none())
+        self.fp8.filter(|fp8| !self.few(rows) && fp8.dense.is_none())
     }
 
     /// Whether the library sums bare codes, for the next kernel to scale.
@@ -364,7 +345,7 @@ impl Forward<'_> {
                 self.norm_behind_fp8(norm, pick, m, true)?;
                 self.library(epilogue, out, 0, matrix, (m, n, k))
             }
-            Matrix::Fp8 { .. } if m <= FEW_ROWS_MAX => {
+            Matrix::Fp8 { .. } if self.few(m) => {
                 self.norm_with(&self.fp8_kernels().norm_f16, norm, pick, m)?;
                 let role = if epilogue == Epilogue::SiluMul { Role::GateUp } else { Role::Qkv };
                 self.few_rows_fp8(role, out, normed, matrix, (m, n, k))
@@ -426,7 +407,7 @@ impl Forward<'_> {
     pub(crate) fn out(&mut self, matrix: &Matrix, (m, n, k): (usize, usize, usize)) -> Result<(), BackendError> {
         let (h, attended) = (self.work.h.pointer, self.work.attended.pointer);
         match matrix {
-            Matrix::Fp8 { .. } if m <= FEW_ROWS_MAX => self.few_rows_fp8(Role::Out, h, attended, matrix, (m, n, k)),
+            Matrix::Fp8 { .. } if self.few(m) => self.few_rows_fp8(Role::Out, h, attended, matrix, (m, n, k)),
             _ => self.product(Epilogue::AddResidual, h, attended, matrix, (m, n, k)),
         }
     }
@@ -435,7 +416,7 @@ impl Forward<'_> {
     pub(crate) fn down(&mut self, matrix: &Matrix, (m, n, k): (usize, usize, usize)) -> Result<(), BackendError> {
         let (h, act) = (self.work.h.pointer, self.work.act.pointer);
         match matrix {
-            Matrix::Fp8 { .. } if m <= FEW_ROWS_MAX => self.few_rows_fp8(Role::Down, h, act, matrix, (m, n, k)),
+            Matrix::Fp8 { .. } if self.few(m) => self.few_rows_fp8(Role::Down, h, act, matrix, (m, n, k)),
             Matrix::Fp8 { .. } if self.quantised(m).is_some() => {
                 self.library(Epilogue::AddResidual, h, 0, matrix, (m, n, k))
             }
@@ -445,7 +426,7 @@ impl Forward<'_> {
 
     /// `(rows, n, k)`, of rows in the model's 16-bit type; for [`Epilogue::SiluMul`] the matrix holds `n` rows of the gate
     /// and as many of `up`.
-    fn product(
+    pub(crate) fn product(
         &mut self,
         epilogue: Epilogue,
         out: u64,
@@ -453,6 +434,9 @@ impl Forward<'_> {
         matrix: &Matrix,
         (m, n, k): (usize, usize, usize),
     ) -> Result<(), BackendError> {
+        if m > FEW_ROWS_MAX && self.few(m) {
+            return self.product_in_groups(epilogue, (out, x), matrix, (m, n, k));
+        }
         match (matrix, self.quantised(m)) {
             (Matrix::Packed(packed), _) => return self.packed_product(epilogue, out, x, packed, (m, n, k)),
             (Matrix::Half(weights), _) if m <= FEW_ROWS_MAX => {
@@ -493,21 +477,23 @@ impl Forward<'_> {
             Some(Fp8Scales::Blocks) => k.div_ceil(128),
             _ => TILE_ROWS,
         };
-        let args = Args::default()
-            .pointer(out)
-            .pointer(x)
-            .pointer(codes.pointer)
-            .pointer(codes.pointer + (n * k) as u64)
-            .pointer(scales.pointer)
-            .pointer(scales.pointer + (n / TILE_ROWS * tile_scales * size_of::<f32>()) as u64)
-            .int(m)
-            .int(n)
-            .int(k);
-        let tile = tile_of(m);
         let blocks = (n.div_ceil(TILE_ROWS) as u32).min(self.device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR);
         let ring = Ring::new(self.device.arch, role);
-        let shape = Shape::new(blocks, ring.threads()).shared(ring.shared_bytes(TILES[tile], role));
-        self.fp8_kernels().few_rows[tile][role as usize].launch(self.device, shape, args)
+        groups(m).try_for_each(|(first, m)| {
+            let args = Args::default()
+                .pointer(out + (first * n * 2) as u64)
+                .pointer(x + (first * k * 2) as u64)
+                .pointer(codes.pointer)
+                .pointer(codes.pointer + (n * k) as u64)
+                .pointer(scales.pointer)
+                .pointer(scales.pointer + (n / TILE_ROWS * tile_scales * size_of::<f32>()) as u64)
+                .int(m)
+                .int(n)
+                .int(k);
+            let tile = tile_of(m);
+            let shape = Shape::new(blocks, ring.threads()).shared(ring.shared_bytes(TILES[tile], role));
+            self.fp8_kernels().few_rows[tile][role as usize].launch(self.device, shape, args)
+        })
     }
 
     /// Through cuBLASLt. FP8 rows are in the work buffers when [`Self::quantised`], else `x` holds them in 16 bits.

@@ -11,11 +11,11 @@ use backend::{Backend, BackendError};
 use contract::{PAGE_TOKENS, Seat, TokenId};
 use cudarc::driver::{CudaEvent, CudaGraph, result, sys};
 
-use crate::blas::Blas;
+use crate::blas::{Blas, ROWS_TILE};
 use crate::device::{Device, Pinned, fault};
 use crate::forward::{DeviceModel, Forward, Kernels, SAMPLE_PARTS_MAX, StepSize, Workspace};
 use crate::launch::{Args, Shape};
-use crate::products::{FEW_ROWS_MAX, Fp8Work, ROWS_TILE};
+use crate::products::{FEW_ROWS_MAX, Fp8Work};
 use crate::prompt::{self, PromptBuffers, PromptOut};
 use crate::saved::{Copies, SavedStates};
 use crate::seats::{AppendUpload, RunUpload, SaveUpload, SeatUpload, StepUpload, bytes_of, captured_sizes, history};
@@ -141,7 +141,7 @@ impl CudaBackend {
         for &rows in &sizes {
             backend.capture(rows)?;
         }
-        if graphs {
+        if graphs && !backend.model.invariant {
             backend.tune_prompts()?;
         }
         backend.device.synchronize()?;
@@ -171,7 +171,7 @@ impl CudaBackend {
         let size = StepSize::decode(rows);
         // The first pass asks cuBLASLt for its algorithms, which may not happen while recording.
         self.upload_null(rows)?;
-        if rows > FEW_ROWS_MAX {
+        if rows > FEW_ROWS_MAX && !self.model.invariant {
             self.blas.record();
         }
         self.forward().run(size)?;

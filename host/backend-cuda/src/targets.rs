@@ -67,12 +67,14 @@ pub fn compile_for(machine: u32, cache: Option<&Path>) -> Result<(u32, u32), Bac
             for &fp8 in scales {
                 let target = Target { machine, arch: machine, f16 };
                 let rotated = if shape.gated { shape.head_dim / 4 } else { shape.head_dim };
-                let mut compiler = Compiler::new(None, target, cache, &model_flags(shape, rotated))?;
+                let mut compiler = Compiler::new(None, target, cache, &model_flags(shape, rotated, false))?;
                 // Block formats know nothing of heads, and are compiled once.
                 let blocks = if fp8 == Some(Fp8Scales::Rows) { Uses::samples() } else { Uses::default() };
                 Kernels::compile(&mut compiler, shape, fp8, &blocks)?;
                 if index == 0 && machine >= 80 {
-                    crate::delta::kernels(&mut compiler, &DELTA)?;
+                    for invariant in [false, true] {
+                        crate::delta::kernels(&mut compiler, &DELTA, invariant)?;
+                    }
                     crate::saved::kernel(&mut compiler)?;
                 }
                 compiled += compiler.compiled;

@@ -2,9 +2,10 @@
 
 use backend::BackendError;
 
+use crate::blas::{ROWS_TILE, library_rows};
 use crate::delta::Delta;
 use crate::forward::{DeviceOp, Forward};
-use crate::products::{Epilogue, ROWS_TILE, library_rows};
+use crate::products::Epilogue;
 use crate::step::CudaBackend;
 
 /// Chunks up to so many rows have their products chosen by measurement.

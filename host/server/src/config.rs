@@ -138,6 +138,9 @@ pub struct EngineTable {
     /// Run every step on a GPU launch by launch, without captured graphs: for finding faults.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub enforce_eager: Option<bool>,
+    /// A text on a GPU does not depend on what else was computed beside it; many rows take several times as long.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub batch_invariant: Option<bool>,
     /// Compile kernels as for an older card (70, 75, 80, 89): for checking their code paths.
     #[arg(long, value_name = "CC", allow_negative_numbers = true, value_parser = value_parser!(u32).range(70..=120))]
     pub cuda_arch: Option<u32>,

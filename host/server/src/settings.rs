@@ -83,6 +83,7 @@ pub struct EngineSettings {
     /// `None`: the backend's own share.
     pub gpu_memory_utilization: Option<f32>,
     pub enforce_eager: bool,
+    pub batch_invariant: bool,
     pub quantization: Option<Quantization>,
     /// Formats of dummy weights; `None`: bf16.
     pub dummy_mix: Option<Mix>,
@@ -222,7 +223,7 @@ fn lay_engine_flags(args: &ServeArgs, file: &mut ConfigFile) -> anyhow::Result<(
     };
     macro_rules! lay { ($($field:ident)*) => { $( if flags.$field.is_some() { engine.$field = flags.$field; } )* } }
     lay!(source device scheduler scheduler_trace max_model_len max_num_seqs max_num_batched_tokens kv_cache_tokens max_num_queued_reqs
-         threads gpu_memory_utilization enforce_eager cuda_arch kv_cache_dtype quantization load_format tokenizer enable_prefix_caching);
+         threads gpu_memory_utilization enforce_eager batch_invariant cuda_arch kv_cache_dtype quantization load_format tokenizer enable_prefix_caching);
     Ok(())
 }
 
@@ -366,6 +367,7 @@ fn read_engine(
             dummy: table.load_format.as_deref() == Some("dummy"),
             gpu_memory_utilization: table.gpu_memory_utilization,
             enforce_eager: table.enforce_eager.unwrap_or(false),
+            batch_invariant: table.batch_invariant.unwrap_or(false),
             quantization: read_quantization(table, device)?,
             dummy_mix: dummy_mix(table),
             cuda_arch: table.cuda_arch,
@@ -395,6 +397,11 @@ fn read_engine(
             "on the CPU",
         ),
         (table.enforce_eager.is_some() && settings.device == Device::Cpu, "enforce_eager", "on the CPU"),
+        (
+            table.batch_invariant.is_some() && settings.device == Device::Cpu,
+            "batch_invariant",
+            "on the CPU, where no text depends on its company",
+        ),
         (table.cuda_arch.is_some() && settings.device == Device::Cpu, "cuda_arch", "on the CPU"),
         (table.threads.is_some() && settings.device != Device::Cpu, "threads", "on a GPU"),
         (table.threads.is_some() && scripted, "threads", "on a scripted model"),

@@ -11,8 +11,10 @@
 #ifndef KV_HEADS
 #define KV_HEADS 8
 #endif
-// A run of up to this many rows goes through the decode kernel.
+// A run of up to this many rows goes through the decode kernel; 0 where a row's attention may not depend on its step.
+#ifndef DECODE_ROWS
 #define DECODE_ROWS 1
+#endif
 // Earlier keys for each split that a prompt's tiles may have.
 #define SPLIT_KEYS_MIN 2048
 

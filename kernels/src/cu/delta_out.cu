@@ -8,14 +8,28 @@
 extern "C" __global__ void __launch_bounds__(128) delta_out(u16 *attended, const u16 *conv, const u16 *mix, int mix_width, u16 *rings,
                                                             const float *norm, const int *row_seat,
                                                             const int *row_position, int rows, float eps,
-                                                            const StateSave *saves, int saves_total) {
+                                                            const StateSave *saves, int saves_total, const StepInfo *step,
+                                                            const RunInfo *runs) {
     wait_previous();
     start_next();
     int row = blockIdx.x, seat = row_seat[row], position = row_position[row];
     auto same_run = [&](int by) {
         return row + by >= 0 && row + by < rows && row_seat[row + by] == seat && row_position[row + by] == position + by;
     };
-    if (!same_run(1) && !same_run(-1)) return;
+    if (!same_run(1) && !same_run(-1)) {
+#if INVARIANT
+        // Its run is the last that begins no later.
+        int low = 0, high = step->runs - 1;
+        while (low < high) {
+            int middle = (low + high + 1) / 2;
+            if (runs[middle].row0 <= row) low = middle;
+            else high = middle - 1;
+        }
+        if (recurs(runs[low])) return;
+#else
+        return;
+#endif
+    }
     int lane = threadIdx.x % WARP, head = blockIdx.y * 4 + threadIdx.x / WARP;
     const u16 *from = mix + (long long)row * mix_width;
     auto remember = [&](int number) {

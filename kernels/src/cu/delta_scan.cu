@@ -51,10 +51,10 @@ extern "C" __global__ void __launch_bounds__(128) delta_scan(u16 *conv, const u1
     RunInfo run = runs[blockIdx.x];
     int head = blockIdx.y / SPLITS, key_head = KEY_HEAD(head), column0 = blockIdx.y % SPLITS * SPLIT;
     int t = threadIdx.x, lane = t % WARP, warp = t / WARP, chunks = (run.rows + 63) / 64;
-    int first = run.rows > 1 ? chunks_before(runs, blockIdx.x) : 0, start = run.end - run.rows;
+    int first = !recurs(run) ? chunks_before(runs, blockIdx.x) : 0, start = run.end - run.rows;
     wait_previous();
     start_next();
-    if (run.rows <= 1) return;
+    if (recurs(run)) return;
     auto fetch = [&](int chunk) {
         Stage &to = s.stage[chunk % STAGES];
         long long item = (long long)(first + chunk) * VALUE_HEADS + head;

@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         return states + (((long long)run.seat * VALUE_HEADS + head) * VALUE_DIM + warp * WARP_VALUES) * KEY_DIM + lane * LANE_KEYS;
     };
     auto next_of = [&](int item) {
-        while (item < items && runs[item / VALUE_HEADS].rows > 1) item += gridDim.x;
+        while (item < items && !recurs(runs[item / VALUE_HEADS])) item += gridDim.x;
         return item;
     };
     auto fetch = [&](int item) {

@@ -509,7 +509,16 @@ struct StateSave {
 struct ChunkPlace {
     int row0, rows;
 };
-__device__ __forceinline__ int chunks_of(const RunInfo &run) { return run.rows > 1 ? (run.rows + 63) / 64 : 0; }
+// Whether a run goes on by the recurrence: a single row. With INVARIANT a prompt's row is part of a chunk also where it
+// stands alone, so that it does not depend on how the prompt was cut.
+__device__ __forceinline__ bool recurs(const RunInfo &run) {
+#if INVARIANT
+    return run.rows == 1 && run.token0 < 0;
+#else
+    return run.rows == 1;
+#endif
+}
+__device__ __forceinline__ int chunks_of(const RunInfo &run) { return recurs(run) ? 0 : (run.rows + 63) / 64; }
 
 // Chunks of the runs before one.
 __device__ __forceinline__ int chunks_before(const RunInfo *runs, int run) {

@@ -180,7 +180,7 @@ struct Bench {
                 cudaEventRecord(e[3]);
                 scan::delta_scan<<<dim3(runs.size(), VALUE_HEADS * SPLITS), 128, sizeof(scan::Shared)>>>(conv, chunk_u, chunk_w, chunk_p, chunk_g, states, d_runs, nullptr, 0);
                 cudaEventRecord(e[4]);
-                delta_out<<<dim3(row0, (VALUE_HEADS + 3) / 4), 128>>>(attended, conv, mix, MIX, rings, m.d_norm, d_seat, d_position, row0, EPS, nullptr, 0);
+                delta_out<<<dim3(row0, (VALUE_HEADS + 3) / 4), 128>>>(attended, conv, mix, MIX, rings, m.d_norm, d_seat, d_position, row0, EPS, nullptr, 0, d_step, d_runs);
             }
             cudaEventRecord(e[5]);
             CHECK(cudaDeviceSynchronize());

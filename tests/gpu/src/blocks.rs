@@ -5,14 +5,13 @@ use backend::Backend;
 use backend::ops::{BlockOp, GateFn, ModelSpec};
 use backend::weights::{WeightId, WeightType};
 use backend_cpu::{CpuOptions, Numerics};
-use backend_cuda::CudaOptions;
 use contract::sampling::SamplingParams;
 use model::decoder::Settings;
 use model::dummy::{Mix, quantised};
 
 use crate::drive::{Driver, Part};
 use crate::hybrid::hybrid;
-use crate::parity::{Check, LOGPROB_BOUND, difference, forced, options, small, spec, tokens};
+use crate::parity::{Check, LOGPROB_BOUND, difference, forced, on_card, options, small, spec, tokens};
 
 pub const CHECKS: &[Check] = &[
     Check { name: "Q4_0", run: |arch| parity(&odd(), Mix::Only(WeightType::Q4_0), arch) },
@@ -66,9 +65,7 @@ fn thrice() -> Settings {
 }
 
 fn cuda(spec: &ModelSpec, graphs: bool, arch: Option<u32>) -> Result<Box<dyn Backend>> {
-    let mut cuda = CudaOptions { graphs, memory_fraction: 0.5, ..CudaOptions::default() };
-    cuda.device.arch = arch;
-    Ok(Box::new(backend_cuda::load(spec, &options(), &cuda, &mut |_| {})?.0))
+    Ok(Box::new(backend_cuda::load(spec, &options(), &on_card(graphs, arch), &mut |_| {})?.0))
 }
 
 fn compare(spec: ModelSpec, arch: Option<u32>) -> Result<String> {

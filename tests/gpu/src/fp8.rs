@@ -7,11 +7,10 @@ use backend::fp8::{E4M3_MAX, e4m3_to_f32, f32_to_e4m3, floats};
 use backend::load::{LoadOptions, Quantization};
 use backend::ops::{BlockOp, ModelSpec};
 use backend::weights::{SharedBytes, Weight, WeightId, WeightType};
-use backend_cuda::CudaOptions;
 use half::bf16;
 use model::decoder::Settings;
 
-use crate::parity::{Check, LOGPROB_BOUND, difference, forced, options, small, spec, tokens};
+use crate::parity::{Check, LOGPROB_BOUND, difference, forced, on_card, options, small, spec, tokens};
 
 pub const CHECKS: &[Check] = &[
     Check { name: "FP8 quantised at load", run: |arch| at_load(&aligned(), arch) },
@@ -76,10 +75,8 @@ fn cuda(
     graphs: bool,
     arch: Option<u32>,
 ) -> Result<(Box<dyn Backend>, String)> {
-    let mut cuda = CudaOptions { graphs, memory_fraction: 0.5, ..CudaOptions::default() };
-    cuda.device.arch = arch;
     let options = LoadOptions { quantization, ..options() };
-    let (backend, plan) = backend_cuda::load(spec, &options, &cuda, &mut |_| {})?;
+    let (backend, plan) = backend_cuda::load(spec, &options, &on_card(graphs, arch), &mut |_| {})?;
     let path = plan.lowered.first().map_or("FP8 library", String::as_str).to_owned();
     Ok((Box::new(backend), path))
 }

@@ -1,4 +1,4 @@
-//! `gpu-check [parity|blocks|states|speed|steps|profile|all|targets|smallest] [fp8|q4_k_m|..] [folder=DIR] [arch=N]`: the
+//! `gpu-check [parity|blocks|states|invariant|speed|steps|profile|all|targets|smallest] [fp8|q4_k_m|..] [folder=DIR] [arch=N]`: the
 //! CUDA backend against the CPU one on small random models, then the speed table.
 //!
 //! Parity compares the logprobs of whole models over prefill chunks, mixed steps and decodes, forced along one token
@@ -6,13 +6,15 @@
 //! drives the backend of a full-size random model without HTTP and prints each figure with its share of the card's floor;
 //! `fp8` quantises its weights, the name of a GGUF mix makes them random blocks of it; `steps` shows what chunks of a prompt
 //! cost beside 16 decodes. `folder=DIR`: `speed` and `profile` take the shape of that config.json instead of Qwen3-8B's.
-//! `blocks` and `states` are the parts of parity that are about block formats and saved recurrent states. `targets` compiles
+//! `blocks` and `states` are the parts of parity that are about block formats and saved recurrent states. `invariant`
+//! asks the probe of `tests/probe` whether texts depend on their company, with `batch_invariant` and without. `targets` compiles
 //! every kernel for every card, and needs none. `smallest` runs each kernel once or twice, for compute-sanitizer.
 
 mod blocks;
 mod drive;
 mod fp8;
 mod hybrid;
+mod invariant;
 mod parity;
 mod smallest;
 mod speed;
@@ -108,6 +110,8 @@ fn main() -> ExitCode {
     let mut failed = 0;
     if asked.what == "blocks" {
         (passed, failed) = check(blocks::CHECKS.iter(), asked.arch);
+    } else if asked.what == "invariant" {
+        (passed, failed) = check(invariant::CHECKS.iter(), asked.arch);
     } else if asked.what == "states" {
         (passed, failed) = check(states::CHECKS.iter(), asked.arch);
     } else if asked.what != "speed" {
@@ -115,7 +119,7 @@ fn main() -> ExitCode {
             parity::CHECKS.iter().chain(fp8::CHECKS).chain(blocks::CHECKS).chain(hybrid::CHECKS).chain(states::CHECKS);
         (passed, failed) = check(all, asked.arch);
     }
-    if !matches!(asked.what.as_str(), "parity" | "blocks" | "states")
+    if !matches!(asked.what.as_str(), "parity" | "blocks" | "states" | "invariant")
         && let Err(error) = speed::run(&asked.weights, asked.folder.as_deref())
     {
         failed += 1;

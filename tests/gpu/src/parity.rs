@@ -5,7 +5,7 @@ use backend::Backend;
 use backend::load::LoadOptions;
 use backend::ops::{AttentionShape, ModelSpec, Rope};
 use backend::step::{Emit, StepOut};
-use backend_cuda::CudaOptions;
+use backend_cuda::{CudaOptions, DeviceOptions};
 use contract::TokenId;
 use contract::sampling::SamplingParams;
 use model::decoder::Settings;
@@ -70,9 +70,15 @@ pub fn options() -> LoadOptions {
 }
 
 pub fn cuda(settings: &Settings, graphs: bool, arch: Option<u32>) -> Result<Box<dyn Backend>> {
-    let mut cuda = CudaOptions { graphs, memory_fraction: 0.5, ..CudaOptions::default() };
-    cuda.device.arch = arch;
-    Ok(Box::new(backend_cuda::load(&spec(settings)?, &options(), &cuda, &mut |_| {})?.0))
+    let (spec, cuda) = (spec(settings)?, on_card(graphs, arch));
+    Ok(Box::new(backend_cuda::load(&spec, &options(), &cuda, &mut |_| {})?.0))
+}
+
+/// How checks load a model: beside another one, and with kernels that earlier ones compiled.
+pub fn on_card(graphs: bool, arch: Option<u32>) -> CudaOptions {
+    let kernel_cache = Some(std::env::temp_dir().join("gpu-check-kernels"));
+    let device = DeviceOptions { arch, kernel_cache, ..DeviceOptions::default() };
+    CudaOptions { graphs, memory_fraction: 0.5, device, ..CudaOptions::default() }
 }
 
 pub fn cpu(settings: &Settings) -> Result<Box<dyn Backend>> {
@@ -185,9 +191,7 @@ fn deep_prefix(arch: Option<u32>) -> Result<String> {
     let cuts = [1000, 1000, 1000, 1000, 300, 40, 200, 1, 33, 1000, 1000, 2, 300];
     let mut cpu = backend_cpu::load(spec(&settings)?, &options, &mut |_| {})?.0;
     let reference = forced(&mut cpu, &text, &cuts)?;
-    let mut cuda = CudaOptions { memory_fraction: 0.5, ..CudaOptions::default() };
-    cuda.device.arch = arch;
-    let mut cuda = backend_cuda::load(&spec(&settings)?, &options, &cuda, &mut |_| {})?.0;
+    let mut cuda = backend_cuda::load(&spec(&settings)?, &options, &on_card(true, arch), &mut |_| {})?.0;
     let worst = difference(&reference, &forced(&mut cuda, &text, &cuts)?)?;
     ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
     Ok(format!("worst difference {worst:.4}"))

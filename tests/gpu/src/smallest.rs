@@ -4,14 +4,13 @@ use anyhow::Result;
 use backend::load::{LoadOptions, Quantization};
 use backend::ops::{GateFn, ModelSpec};
 use backend::step::Emit;
-use backend_cuda::CudaOptions;
 use contract::sampling::SamplingParams;
 use model::dummy::{Mix, quantised};
 
 use crate::drive::{Driver, Part};
 use crate::fp8::{aligned, quantize, with_products};
 use crate::hybrid::hybrid;
-use crate::parity::{options, spec, tokens};
+use crate::parity::{on_card, options, spec, tokens};
 
 /// Chunks, a batch that decodes by graph, filters and penalties, prompts that are read. `few`: no step has more rows than
 /// our own products take, so that nothing of the library runs; a race checker spends minutes in its kernels.
@@ -26,10 +25,8 @@ pub fn run(arch: Option<u32>, few: bool) -> Result<()> {
     ];
     for (name, spec, quantization) in models {
         let limits = if few { LoadOptions { seats: 8, max_rows: 16, ..options() } } else { options() };
-        let mut cuda = CudaOptions { memory_fraction: 0.5, ..CudaOptions::default() };
-        cuda.device.arch = arch;
         let limits = LoadOptions { quantization, ..limits };
-        let (mut backend, _) = backend_cuda::load(&spec, &limits, &cuda, &mut |_| {})?;
+        let (mut backend, _) = backend_cuda::load(&spec, &limits, &on_card(true, arch), &mut |_| {})?;
         steps(&mut Driver::new(&mut backend), few)?;
         println!("ok    {name}");
     }

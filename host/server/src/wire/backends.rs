@@ -56,5 +56,6 @@ fn cuda_options(settings: &EngineSettings, ordinal: usize) -> CudaOptions {
         memory_fraction: settings.gpu_memory_utilization.unwrap_or(CudaOptions::default().memory_fraction),
         graphs: !settings.enforce_eager,
         saved_states: settings.prefix_caching,
+        batch_invariant: settings.batch_invariant,
     }
 }

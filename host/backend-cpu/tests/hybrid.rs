@@ -71,20 +71,32 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// A tiny random model as large as a test can wait for: heads of 128 as real ones, and correlated keys.
-fn deep() -> ModelSpec {
+/// A tiny random model as large as a test can wait for: heads of 128 as real ones, and correlated keys. `attends`: which of
+/// its four layers has attention.
+fn deep(attends: usize) -> ModelSpec {
+    let layers = (0..4).map(|layer| if layer == attends { r#""full_attention""# } else { r#""linear_attention""# });
+    let layers = layers.collect::<Vec<_>>().join(", ");
     let text = r#"{"architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 128, "intermediate_size": 128,
         "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 256,
         "max_position_embeddings": 1024, "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 128,
         "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.25,
-        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}"#;
-    let config = model::hf::Config::parse(Path::new("config.json"), text).expect("a shape");
+        "layer_types": [LAYERS]}"#
+        .replace("LAYERS", &layers);
+    let config = model::hf::Config::parse(Path::new("config.json"), &text).expect("a shape");
     model::dummy::spec(&config.settings, config.vocab, 3).expect("a model")
 }
 
 #[test]
 fn states_do_not_depend_on_cuts_at_blocks() {
-    for spec in [folder("hybrid-1"), folder("hybrid-3"), deep()] {
+    // Elsewhere a block is another form of the same sums. Behind attention that shows more: a key or a value is stored in
+    // 16 bits, and the last bit of a sum may take it to the next number.
+    for (spec, apart_max) in [
+        (folder("hybrid-1"), 1e-5),
+        (folder("hybrid-2"), 1e-5),
+        (folder("hybrid-3"), 1e-5),
+        (deep(3), 1e-5),
+        (deep(2), 1e-4),
+    ] {
         let tokens = tiny_tokens(POSITIONS);
         let mut driver = Driver::new(load(spec, Numerics::Fast, 2));
         let whole = fed(&mut driver, &tokens, &[POSITIONS]);
@@ -98,7 +110,7 @@ fn states_do_not_depend_on_cuts_at_blocks() {
         for chunks in [&[37, 100, 73][..], &[1; POSITIONS]] {
             let cut = fed(&mut driver, &tokens, chunks);
             let apart = largest_difference(&cut.0, &whole.0) / state_sigma;
-            assert!(apart <= 1e-4, "states are {apart} sigma apart after {chunks:?}");
+            assert!(apart <= apart_max, "states are {apart} sigma apart after {chunks:?}");
         }
     }
 }

@@ -16,8 +16,9 @@ use contract::sampling::SamplingParams;
 use engine::{EngineConfig, EngineParts, Generation, Handle};
 use prometheus_client::registry::Registry;
 
-/// Tokens of each text.
+/// Tokens of each text, and of those that are short of pages: more than a request has room for when it is admitted.
 const TOKENS: u32 = 48;
+const LONG: u32 = 200;
 /// Rows of a step in the arm of small chunks: one page.
 const SMALL_CHUNK: u32 = 64;
 /// Rows of a step that take any of the prompts whole.
@@ -26,8 +27,9 @@ const MOST_ROWS: u32 = 1024;
 pub const CONTEXT: u32 = 1024;
 /// Tokens in the pool where nothing is short of pages.
 const ROOM: u32 = 65_536;
-/// Tokens in the pool where not all prompts fit at once, though each does: a page more than the longest wants.
-const SHORT: u32 = 576;
+/// Tokens in the pool where the shortest prompts fit at once, but not their texts.
+const SHORT: u32 = 384;
+const SHORTEST: usize = 4;
 
 /// What a backend is opened with.
 #[derive(Clone, Copy, Debug)]
@@ -96,31 +98,32 @@ pub fn probe(open: &mut dyn FnMut(Opening) -> Result<Box<dyn Backend>>, vocab: u
         Ok::<_, anyhow::Error>(engine::start(EngineParts { backend, policy: None, config }, &mut Registry::default())?)
     };
     let alone = start(MOST_ROWS, ROOM, false)?;
-    let expected = one_by_one(&alone, &prompts)?.texts;
-    let mut arms = vec![compare("again", &expected, &one_by_one(&alone, &prompts)?)];
+    let expected = one_by_one(&alone, &prompts, TOKENS)?.texts;
+    let mut arms = vec![compare("again", &expected, &one_by_one(&alone, &prompts, TOKENS)?)];
     let all: Vec<Vec<TokenId>> = (0..copies).flat_map(|_| prompts.clone()).collect();
-    arms.push(compare("together", &expected, &together(&alone, &all)?));
+    arms.push(compare("together", &expected, &together(&alone, &all, TOKENS)?));
     let small = start(SMALL_CHUNK, ROOM, false)?;
-    arms.push(compare("small chunks", &expected, &one_by_one(&small, &prompts)?));
+    arms.push(compare("small chunks", &expected, &one_by_one(&small, &prompts, TOKENS)?));
     small.shutdown();
     let short = start(MOST_ROWS, SHORT, true)?;
-    let found = together(&short, &prompts)?;
+    let long = one_by_one(&alone, &prompts[..SHORTEST], LONG)?.texts;
+    let found = together(&short, &prompts[..SHORTEST], LONG)?;
     ensure!(found.preemptions > 0, "nobody was preempted with {SHORT} tokens in the pool");
-    arms.push(compare("short of pages", &expected, &found));
+    arms.push(compare("short of pages", &long, &found));
     short.shutdown();
     let cached = start(MOST_ROWS, ROOM, true)?;
-    arms.push(compare("cold cache", &expected, &one_by_one(&cached, &prompts)?));
-    arms.push(compare("prompt again", &expected, &one_by_one(&cached, &prompts)?));
+    arms.push(compare("cold cache", &expected, &one_by_one(&cached, &prompts, TOKENS)?));
+    arms.push(compare("prompt again", &expected, &one_by_one(&cached, &prompts, TOKENS)?));
     // The next turn of a conversation, and a prompt that leaves another in its middle, twice: the second time where the
     // first one left it.
     let turns: Vec<Vec<TokenId>> =
         prompts.iter().zip(&expected).map(|(prompt, text)| next_turn(prompt, text)).collect();
-    let expected = one_by_one(&alone, &turns)?.texts;
-    arms.push(compare("next turn", &expected, &one_by_one(&cached, &turns)?));
+    let expected = one_by_one(&alone, &turns, TOKENS)?.texts;
+    arms.push(compare("next turn", &expected, &one_by_one(&cached, &turns, TOKENS)?));
     for (name, own) in [("parted", 11), ("parted again", 12)] {
         let parted: Vec<Vec<TokenId>> = prompts.iter().map(|prompt| part(prompt, own)).collect();
-        let expected = one_by_one(&alone, &parted)?.texts;
-        arms.push(compare(name, &expected, &one_by_one(&cached, &parted)?));
+        let expected = one_by_one(&alone, &parted, TOKENS)?.texts;
+        arms.push(compare(name, &expected, &one_by_one(&cached, &parted, TOKENS)?));
     }
     cached.shutdown();
     alone.shutdown();
@@ -160,13 +163,13 @@ fn part(prompt: &[TokenId], own: TokenId) -> Vec<TokenId> {
     prompt[..prompt.len() * 2 / 3].iter().copied().chain([own; 70]).collect()
 }
 
-fn request(prompt: &[TokenId]) -> Request {
+fn request(prompt: &[TokenId], tokens: u32) -> Request {
     Request {
         id: "probe".into(),
         prompt: Arc::from(prompt),
         sampling: SamplingParams { temperature: 0.0, logprobs: Some(2), ..SamplingParams::default() },
         seed: 0,
-        max_new_tokens: TOKENS,
+        max_new_tokens: tokens,
         priority: 0,
         tenant: Tenant::default(),
         deadline: None,
@@ -177,14 +180,15 @@ fn request(prompt: &[TokenId]) -> Request {
     }
 }
 
-fn one_by_one(engine: &Handle, prompts: &[Vec<TokenId>]) -> Result<Read> {
+fn one_by_one(engine: &Handle, prompts: &[Vec<TokenId>], tokens: u32) -> Result<Read> {
     let mut all = Read::default();
-    prompts.iter().try_for_each(|prompt| read(engine.submit(request(prompt))?, &mut all))?;
+    prompts.iter().try_for_each(|prompt| read(engine.submit(request(prompt, tokens))?, &mut all))?;
     Ok(all)
 }
 
-fn together(engine: &Handle, prompts: &[Vec<TokenId>]) -> Result<Read> {
-    let running = prompts.iter().map(|prompt| Ok(engine.submit(request(prompt))?)).collect::<Result<Vec<_>>>()?;
+fn together(engine: &Handle, prompts: &[Vec<TokenId>], tokens: u32) -> Result<Read> {
+    let running =
+        prompts.iter().map(|prompt| Ok(engine.submit(request(prompt, tokens))?)).collect::<Result<Vec<_>>>()?;
     let mut all = Read::default();
     running.into_iter().try_for_each(|generation| read(generation, &mut all))?;
     Ok(all)

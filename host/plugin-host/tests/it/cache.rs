@@ -108,3 +108,22 @@ fn stale_and_foreign_code() {
     fs::copy(&stale, &own).expect("it can be copied");
     load(cache);
 }
+
+/// Code that a loaded plugin has is shared with the next that loads it; what none has is let go of.
+#[test]
+fn unused_code_is_let_go_of() {
+    let dir = tempfile::tempdir().expect("a folder can be made");
+    let config = HostConfig { cache_dir: Some(dir.path().to_path_buf()), ..config() };
+    let rig = rig_of(fixtures::bytes("output"), manifest("output", ""), config);
+    let stage = || rig.host.load_stage(&rig.source, &Grants::default(), None).expect("it loads");
+    let first = stage();
+    let [file] = compiled(dir.path()).try_into().expect("one file was written");
+    fs::remove_file(&file).expect("it can be removed");
+    rig.host.forget_unused();
+    let second = stage();
+    assert!(!file.exists(), "nothing was compiled");
+    drop((first, second));
+    rig.host.forget_unused();
+    drop(stage());
+    assert!(file.exists(), "it was compiled again");
+}

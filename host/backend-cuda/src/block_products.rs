@@ -170,8 +170,10 @@ impl Uses {
     }
 }
 
-/// Rows of which `x` is brought to shared memory before its product. More take longer than they save.
+/// Rows of which `x` is brought to shared memory before its product, and normed there. More take longer than they save.
 const NEAR_ROWS_MAX: usize = 2;
+/// The widest row that is normed so; the kernel's PIECES and NORM_WARPS.
+const NEAR_NORM_MAX: usize = 10_240;
 /// Blocks of clusters larger than two that a card surely runs at once: some of its groups of multiprocessors are smaller.
 const CLUSTERED_BLOCKS_MAX: usize = 96;
 
@@ -212,6 +214,12 @@ impl Ring {
         m * ((2 * k).next_multiple_of(128) + 64) + k.div_ceil(UNIT_COLS) * 4 * m.div_ceil(2) * 16
     }
 
+    /// Shared memory of a block that has `m` rows of `k` in it; `None`: they stay where they are.
+    fn near_shared(self, formats: [Format; 2], (m, k): (usize, usize)) -> Option<usize> {
+        let bytes = self.shared_bytes(formats) + Self::near_bytes(m, k);
+        (self.hopper && m <= NEAR_ROWS_MAX && bytes <= self.shared_max).then_some(bytes)
+    }
+
     /// Blocks that share their tiles, so that all have about as many; no more than help.
     fn cluster(self, tiles: usize, multiprocessors: usize) -> usize {
         let turns = |cluster: usize| tiles.div_ceil((multiprocessors / cluster).max(1)) as f64 / cluster as f64;
@@ -227,11 +235,17 @@ impl Ring {
     }
 }
 
-/// One form for a product's formats and epilogue.
+/// The forms for a product's formats and epilogue.
 struct FewRows {
     /// By token tiles.
     far: [Kernel; 2],
+    /// For rows that are brought to shared memory: what adds to the residual stream takes them as they are, the others norm
+    /// its rows.
     near: Option<Kernel>,
+}
+
+fn near_norms(mode: usize) -> bool {
+    mode != Epilogue::AddResidual as usize
 }
 
 pub struct BlockKernels {
@@ -246,25 +260,26 @@ impl BlockKernels {
         let ring = Ring::new(compiler.target.arch);
         let mut few_rows = HashMap::new();
         for &asked in &uses.few_rows {
-            let mut kernel = |tiles: usize, near: bool| {
+            let mut kernel = |tiles: usize, near: usize| {
                 let flags = [
                     ("NT", tiles),
                     ("TYPE0", asked.formats[0] as usize),
                     ("TYPE1", asked.formats[1] as usize),
                     ("MODE", asked.mode),
                     ("TAIL", usize::from(asked.tail)),
-                    ("NEAR", usize::from(near)),
+                    ("NEAR", near),
                     ("DEPTH", ring.depth),
                     ("WARPS", ring.warps),
                     ("BLOCKS", ring.blocks),
                 ];
                 let kernel = compiler.kernel(kernels::FEW_ROWS_PACKED, &flags)?;
-                let most = if near { ring.shared_max } else { ring.shared_bytes(asked.formats) };
+                let most = if near > 0 { ring.shared_max } else { ring.shared_bytes(asked.formats) };
                 kernel.allow_shared(most as u32)?;
                 Ok::<_, BackendError>(kernel)
             };
-            let far = [kernel(TILES[0], false)?, kernel(TILES[1], false)?];
-            let near = if ring.hopper { Some(kernel(TILES[0], true)?) } else { None };
+            let far = [kernel(TILES[0], 0)?, kernel(TILES[1], 0)?];
+            let near = 1 + usize::from(near_norms(asked.mode));
+            let near = if ring.hopper { Some(kernel(TILES[0], near)?) } else { None };
             few_rows.insert(asked, FewRows { far, near });
         }
         let mut all = |embed: usize| {
@@ -316,23 +331,46 @@ impl Forward<'_> {
         if epilogue == Epilogue::SiluMul && !(few && packed.gate_up) {
             let both = self.work.gate_up.pointer;
             match few {
-                true => self.few_rows_packed(Epilogue::Store, both, x, packed, (m, 2 * n, k))?,
+                true => self.few_rows_packed(Epilogue::Store, both, x, None, packed, (m, 2 * n, k))?,
                 false => self.library_packed((Epilogue::Store, 2 * n), both, x, packed, (m, n, k))?,
             }
             return self.activate(out, 0, (m, n));
         }
         match few {
-            true => self.few_rows_packed(epilogue, out, x, packed, (m, n, k)),
+            true => self.few_rows_packed(epilogue, out, x, None, packed, (m, n, k)),
             false => self.library_packed((epilogue, n), out, x, packed, (m, n, k)),
         }
     }
 
-    /// Up to [`FEW_ROWS_MAX`] rows.
+    /// A product of rows of the residual stream that norms them itself; false: the rows are to be normed before.
+    pub(crate) fn norming_product(
+        &self,
+        epilogue: Epilogue,
+        out: u64,
+        norm: &Buffer,
+        packed: &Packed,
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<bool, BackendError> {
+        let ring = self.kernels.products.blocks.ring;
+        let room = |(formats, _): &([Format; 2], _)| ring.near_shared(*formats, (m, k)).is_some();
+        if !ring.hopper
+            || k > NEAR_NORM_MAX
+            || (epilogue == Epilogue::SiluMul && !packed.gate_up)
+            || !launches(packed.parts.iter().map(|part| part.format)).iter().all(room)
+        {
+            return Ok(false);
+        }
+        self.few_rows_packed(epilogue, out, self.work.h.pointer, Some(norm), packed, (m, n, k))?;
+        Ok(true)
+    }
+
+    /// Up to [`FEW_ROWS_MAX`] rows; `norm`: what the rows still lack.
     fn few_rows_packed(
         &self,
         epilogue: Epilogue,
         out: u64,
         x: u64,
+        norm: Option<&Buffer>,
         packed: &Packed,
         (m, n, k): (usize, usize, usize),
     ) -> Result<(), BackendError> {
@@ -353,16 +391,23 @@ impl Forward<'_> {
                 words.extend([pointer, end as u64 | (rows as u64) << 32, column as u64 | u64::from(kind) << 32]);
             }
             let ring = kernels.ring;
-            let (rings, near) = (ring.shared_bytes(formats), Ring::near_bytes(m, k));
-            let fits = m <= NEAR_ROWS_MAX && rings + near <= ring.shared_max;
-            let (kernel, shared) = match &kernel.near {
-                Some(kernel) if fits => (kernel, rings + near),
-                _ => (&kernel.far[tile_of(m)], rings),
+            let near = ring.near_shared(formats, (m, k)).filter(|_| norm.is_some() == near_norms(asked.mode));
+            let (kernel, shared) = match (&kernel.near, near) {
+                (Some(kernel), Some(shared)) => (kernel, shared),
+                _ => (&kernel.far[tile_of(m)], ring.shared_bytes(formats)),
             };
             let cluster = ring.cluster(end, self.device.multiprocessors as usize);
             let resident = ring.blocks.min(self.device.shared_per_multiprocessor as usize / (shared + 1024)).max(1);
             let blocks = (end * cluster).min(self.device.multiprocessors as usize * resident / cluster * cluster);
-            let args = Args::default().pointer(out).pointer(x).words(&words).int(m).int(n).int(k);
+            let args = Args::default()
+                .pointer(out)
+                .pointer(x)
+                .words(&words)
+                .int(m)
+                .int(n)
+                .int(k)
+                .pointer(norm.map_or(0, |norm| norm.pointer))
+                .float(self.model.eps);
             let shape = Shape::new(blocks as u32, (ring.warps * 32) as u32).shared(shared as u32);
             kernel.launch(self.device, shape.cluster(cluster as u32), args)?;
         }

@@ -102,7 +102,7 @@ struct Fp8Kernels {
 
 /// What a product is to a layer: it decides what its FP8 kernel reads and writes.
 #[derive(Clone, Copy)]
-enum Role {
+pub enum Role {
     /// Normed rows to queries, keys and values.
     Qkv = 0,
     /// Attention's rows to the residual stream.
@@ -346,9 +346,12 @@ impl Forward<'_> {
                 self.library(epilogue, out, 0, matrix, (m, n, k))
             }
             Matrix::Fp8 { .. } if self.few(m) => {
-                self.norm_with(&self.fp8_kernels().norm_f16, norm, pick, m)?;
+                self.norm_f16(norm, pick, m)?;
                 let role = if epilogue == Epilogue::SiluMul { Role::GateUp } else { Role::Qkv };
                 self.few_rows_fp8(role, out, normed, matrix, (m, n, k))
+            }
+            Matrix::Packed(packed) if pick == 0 && self.norming_product(epilogue, out, norm, packed, (m, n, k))? => {
+                Ok(())
             }
             _ => {
                 if self.pending == 0 {
@@ -462,7 +465,12 @@ impl Forward<'_> {
         self.library(epilogue, out, x, matrix, (m, n, k))
     }
 
-    fn few_rows_fp8(
+    /// Rows of `h` normed for [`Self::few_rows_fp8`].
+    pub(crate) fn norm_f16(&self, norm: &Buffer, pick: u64, m: usize) -> Result<(), BackendError> {
+        self.norm_with(&self.fp8_kernels().norm_f16, norm, pick, m)
+    }
+
+    pub(crate) fn few_rows_fp8(
         &self,
         role: Role,
         out: u64,

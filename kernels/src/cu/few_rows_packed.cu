@@ -14,8 +14,8 @@
 //
 // Build flags: NT = n8 tiles of tokens (m <= 8 NT). TYPE0, TYPE1 = formats of the parts' kinds 0 and 1. MODE = 0 store 16
 // bits, 1 add to the residual, 2 silu(gate) * up where rows 0 to 7 of a tile are gate and 8 to 15 the same rows of up, 3
-// store f32. TAIL = 1: k need not be a multiple of 256. NEAR = 1: x and its sums are brought to shared memory first. DEPTH.
-// WARPS of a block, BLOCKS of them on a multiprocessor.
+// store f32. TAIL = 1: k need not be a multiple of 256. NEAR = 1: x and its sums are brought to shared memory first, by every
+// block; 2: x is the residual stream, and normed on the way. DEPTH. WARPS of a block, BLOCKS of them on a multiprocessor.
 #include "packed.cuh"
 
 #define PARTS_MAX 4
@@ -27,6 +27,8 @@
 #define WARP_BYTES (DEPTH * SLOT + SCALES_BYTES + (DEPTH * 8 + 15) / 16 * 16)
 #define OUTPUTS (MODE == 2 ? TILE / 2 : TILE)  // of a tile
 #define COLUMN (TILE + 1)                      // padded against bank conflicts
+#define PIECES 5                               // that a lane has on the way to shared memory at once
+#define NORM_WARPS 8                           // that norm a row, as rms_norm has them
 
 #ifndef BULK
 #define BULK (ARCH >= 900)
@@ -166,17 +168,22 @@ __device__ __forceinline__ void multiply(float (&acc)[NT][4], const u8 *unit, fl
     }
 }
 
-__device__ __forceinline__ void write(void *out, const Part &part, int row, int token, int n, float y, float up) {
-    if (row >= part.rows) return;
-    long long at = (long long)token * n + part.column + row;
+// Where a part's output of a token lies; negative: the tile's last rows are none.
+__device__ __forceinline__ long long place_of(const Part &part, int row, int token, int n) {
+    return row < part.rows ? (long long)token * n + part.column + row : -1;
+}
+// With MODE 1 what lies there.
+__device__ __forceinline__ u16 read_before(const void *out, long long at) { return MODE == 1 && at >= 0 ? ((const u16 *)out)[at] : 0; }
+__device__ __forceinline__ void write(void *out, long long at, float y, float up, u16 before) {
+    if (at < 0) return;
     if (MODE == 0) ((u16 *)out)[at] = f32_to_half(y);
-    if (MODE == 1) ((u16 *)out)[at] = f32_to_half(half_to_f32(((u16 *)out)[at]) + y);
+    if (MODE == 1) ((u16 *)out)[at] = f32_to_half(half_to_f32(before) + y);
     if (MODE == 2) ((u16 *)out)[at] = f32_to_half(y / (1.f + __expf(-y)) * up);
     if (MODE == 3) ((float *)out)[at] = y;
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
-    few_rows_packed(void *out, const u16 *x, const __grid_constant__ Parts parts, int m, int n, int k) {
+    few_rows_packed(void *out, const u16 *x, const __grid_constant__ Parts parts, int m, int n, int k, const u16 *norm, float eps) {
     extern __shared__ __align__(128) u8 shared[];  // the table, the warps' rings and what belongs to them, x, its sums
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     int tiles = parts.part[PARTS_MAX - 1].end, units = (k + UNIT_K - 1) / UNIT_K;
@@ -236,6 +243,15 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
     for (int i = 0; i < DEPTH; i++) request(i);
     start_next();
     if (HAS_TABLE) fill_table((u32 *)shared);
+#if NEAR == 2
+    // Rows of up to PIECES NORM_WARPS units are normed.
+    U4 weight[PIECES];
+#pragma unroll
+    for (int j = 0; j < PIECES; j++) {
+        int place = ((warp % NORM_WARPS + j * NORM_WARPS) * WARP + lane) * 8;
+        weight[j] = place < k ? load16(norm + place) : U4{};
+    }
+#endif
     wait_previous();
 
     // Columns without a token repeat the last: nobody reads what comes of them.
@@ -246,22 +262,81 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
     int row_bytes = (k * 2 + 127) / 128 * 128 + 64, pairs = (m + 1) / 2;  // columns g and g + 1 lie in other banks
     u8 *near = rings + WARPS * WARP_BYTES;
     float *sums = (float *)(near + m * row_bytes);  // [groups / 2][pairs][2 groups][2 columns]
-    for (int i = warp; i < units * m; i += WARPS) {
-        int token = i / units, at = i - token * units, piece = at * WARP + lane;
-        U4 v = {};
-        if (piece * 8 < k) {
-            v = load16(x + (long long)token * k + piece * 8);
-            *(U4 *)(near + token * row_bytes + piece * 16) = v;
-        }
+    // A unit of a row, in pieces as they lie in the lanes.
+    auto load_piece = [&](const u16 *row, int at) {
+        int place = (at * WARP + lane) * 8;
+        return place < k ? load16(row + place) : U4{};
+    };
+    auto put = [&](int token, int at, const U4 &v) {
+        int piece = at * WARP + lane;
+        if (piece * 8 < k) *(U4 *)(near + token * row_bytes + piece * 16) = v;
         if (HAS_MINS) {
-            // A unit's pieces lie in the lanes as if its groups were columns.
+            // As if its groups were columns.
             float of_x[4];
             sum_x(of_x, v);
             float *to = sums + ((at * (GROUPS / 2) + t) * pairs + token / 2) * 4 + token % 2;
             if (g == 0) to[0] = of_x[0];
             if (g == 0) to[2] = of_x[1];
         }
+    };
+#if NEAR == 2
+    // The squares are added as rms_norm does. Nobody needs the first warp's scales yet.
+    float(*partial)[NORM_WARPS] = (float(*)[NORM_WARPS])(rings + DEPTH * SLOT);
+    for (int token = warp / NORM_WARPS; token < m; token += WARPS / NORM_WARPS) {
+        float sum = 0.f;
+        for (int first = warp % NORM_WARPS; first < units; first += PIECES * NORM_WARPS) {
+            U4 v[PIECES];
+#pragma unroll
+            for (int j = 0; j < PIECES; j++) v[j] = load_piece(x + (long long)token * k, first + j * NORM_WARPS);
+#pragma unroll
+            for (int j = 0; j < PIECES; j++) {
+                const u32 *p = (const u32 *)&v[j];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float a = half_lo(p[i]), b = half_hi(p[i]);
+                    sum = fmaf(a, a, sum);
+                    sum = fmaf(b, b, sum);
+                }
+                int piece = (first + j * NORM_WARPS) * WARP + lane;
+                if (piece * 8 < k) *(U4 *)(near + token * row_bytes + piece * 16) = v[j];
+            }
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) partial[token][warp % NORM_WARPS] = sum;
     }
+    __syncthreads();
+    for (int token = warp / NORM_WARPS; token < m; token += WARPS / NORM_WARPS) {
+        float total = 0.f;
+#pragma unroll
+        for (int i = 0; i < NORM_WARPS; i++) total += partial[token][i];
+        float scale = rsqrtf(total / k + eps);
+#pragma unroll
+        for (int j = 0; j < PIECES; j++) {
+            int at = warp % NORM_WARPS + j * NORM_WARPS;
+            if (at >= units) continue;
+            U4 v = load_piece((const u16 *)(near + token * row_bytes), at), y;
+            const u32 *p = (const u32 *)&v, *q = (const u32 *)&weight[j];
+            u32 *o = (u32 *)&y;
+#pragma unroll
+            for (int i = 0; i < 4; i++) o[i] = half_pack(half_lo(p[i]) * scale * half_lo(q[i]), half_hi(p[i]) * scale * half_hi(q[i]));
+            put(token, at, y);
+        }
+    }
+#else
+    for (int first = warp; first < units * m; first += PIECES * WARPS) {
+        U4 v[PIECES];
+#pragma unroll
+        for (int j = 0; j < PIECES; j++) {
+            int i = first + j * WARPS;
+            if (i < units * m) v[j] = load_piece(x + (long long)(i / units) * k, i % units);
+        }
+#pragma unroll
+        for (int j = 0; j < PIECES; j++) {
+            int i = first + j * WARPS;
+            if (i < units * m) put(i / units, i % units, v[j]);
+        }
+    }
+#endif
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < NT; j++) {
@@ -323,7 +398,9 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
                     int token = j * 8 + t * 2 + c % 2;
-                    if (token < m && (MODE != 2 || c < 2)) write(out, of, row + c / 2 * 8, token, n, acc[j][c], acc[j][c | 2]);
+                    if (token >= m || (MODE == 2 && c >= 2)) continue;
+                    long long at = place_of(of, row + c / 2 * 8, token, n);
+                    write(out, at, acc[j][c], acc[j][c | 2], read_before(out, at));
                 }
         }
     }
@@ -343,9 +420,22 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
                 mine[(m + token) * COLUMN + row] = acc[j][c];
             }
         }
+    // Of the tiles that warps share a thread has some outputs: it looks what lies there while others still multiply.
+    auto shared_place = [&](int i) {
+        int row = i % OUTPUTS, token = i / OUTPUTS % m, tile = first_tile + i / OUTPUTS / m;
+        int part = part_of(tile), begin = part ? parts.part[part - 1].end : 0;
+        return place_of(parts.part[part], (tile - begin) * OUTPUTS + row, token, n);
+    };
+    int first = cluster.rank * WARPS * WARP + threadIdx.x, count = own / units * m * OUTPUTS;
+    long long at = first < count ? shared_place(first) : -1;
+    u16 before = read_before(out, at);
     cluster_barrier(cluster);
-    for (int i = cluster.rank * WARPS * WARP + threadIdx.x; i < own / units * m * OUTPUTS; i += sharers * WARP) {
+    for (int i = first; i < count; i += sharers * WARP) {
         int row = i % OUTPUTS, token = i / OUTPUTS % m, tile = i / OUTPUTS / m;
+        if (i != first) {
+            at = shared_place(i);
+            before = read_before(out, at);
+        }
         // The last warp whose run begins at or before a unit has it.
         int from = ((tile * units + 1) * sharers - 1) / own, to = ((tile + 1) * units * sharers - 1) / own;
         if (from == to) continue;
@@ -356,8 +446,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
             y += sums[0];
             if (MODE == 2) up += sums[8];
         }
-        int part = part_of(first_tile + tile), begin = part ? parts.part[part - 1].end : 0;
-        write(out, parts.part[part], (first_tile + tile - begin) * OUTPUTS + row, token, n, y, up);
+        write(out, at, y, up, before);
     }
     // Nobody leaves while another still reads what it left.
     if (cluster.blocks > 1) cluster_barrier(cluster);

@@ -71,6 +71,7 @@ sources! {
     DELTA_SCAN = "delta_scan",
     DELTA_OUT = "delta_out",
     COPY_STATES = "copy_states",
+    DELTA_GATES = "delta_gates",
     FILL_RANDOM = "fill_random",
     QUANTIZE = "quantize",
     DEQUANTIZE = "dequantize",

@@ -10,9 +10,28 @@ use crate::block_products::{formats_of, one_product};
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
 use crate::forward::{DeviceOp, Forward, StepSize};
+use crate::invariant::groups;
 use crate::launch::{Args, Shape};
 use crate::load::{Loader, no_kernel};
-use crate::products::{Epilogue, Matrix};
+use crate::products::{Epilogue, Matrix, Role};
+
+/// The type of recurrent states between steps. Steps compute in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StateType {
+    #[default]
+    F32,
+    /// Half the bytes, which for many sequences are a third of a step; a state is rounded after each of its tokens.
+    Bf16,
+}
+
+impl StateType {
+    fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
 
 /// Tokens that a seat's ring holds.
 const RING: usize = 4;
@@ -49,11 +68,13 @@ impl DeltaLayer {
 /// What models with recurrent layers have beside the others.
 pub struct Delta {
     pub shape: DeltaShape,
+    pub state_type: StateType,
     step: Kernel,
     conv: Kernel,
     chunk: Kernel,
     scan: Kernel,
     out: Kernel,
+    few_gates: Kernel,
     chunk_shared: u32,
     scan_shared: u32,
     conv_rows: Buffer,
@@ -97,11 +118,11 @@ impl Delta {
         spec: &ModelSpec,
         shape: DeltaShape,
         (seats, saved, rows, separate_gates): (usize, usize, usize, bool),
-        invariant: bool,
+        (state_type, invariant): (StateType, bool),
     ) -> Result<Self, BackendError> {
-        let [step, conv, chunk, scan, out] = kernels(compiler, &shape, invariant)?;
+        let [few_gates, step, conv, chunk, scan, out] = kernels(compiler, &shape, (state_type, invariant))?;
         let (chunk_shared, scan_shared) = (chunk_shared(&shape), scan_shared(&shape, stages(compiler.target.arch)));
-        step.allow_shared(step_shared(&shape))?;
+        step.allow_shared(step_shared(&shape, state_type))?;
         chunk.allow_shared(chunk_shared)?;
         scan.allow_shared(scan_shared)?;
         let padded = library_rows(rows);
@@ -119,6 +140,7 @@ impl Delta {
             chunk,
             scan,
             out,
+            few_gates,
             chunk_shared,
             scan_shared,
             conv_rows: alloc("convolved rows", rows * shape.channels() * 2)?,
@@ -127,9 +149,10 @@ impl Delta {
             chunk_p: alloc("chunks of the delta rule", items * DELTA_CHUNK * 2)?,
             chunk_g: alloc("chunks of the delta rule", items * 4)?,
             gates: separate_gates.then(gates).transpose()?,
-            states: layers("recurrent state", matrix_bytes(&shape))?,
+            states: layers("recurrent state", matrix_bytes(&shape, state_type))?,
             rings: layers("convolution", ring_bytes(&shape))?,
             shape,
+            state_type,
         })
     }
 
@@ -154,8 +177,8 @@ impl Delta {
 }
 
 /// What a layer keeps of a sequence: its matrices, and the newest tokens.
-pub fn matrix_bytes(shape: &DeltaShape) -> usize {
-    shape.state_len() * 4
+pub fn matrix_bytes(shape: &DeltaShape, state_type: StateType) -> usize {
+    shape.state_len() * state_type.bytes()
 }
 
 pub fn ring_bytes(shape: &DeltaShape) -> usize {
@@ -167,9 +190,10 @@ fn stages(arch: u32) -> usize {
     if matches!(arch, 80 | 90 | 100) { 2 } else { 1 }
 }
 
-/// Shared memory of `delta_step`: a head's state.
-fn step_shared(shape: &DeltaShape) -> u32 {
-    (shape.value_dim * shape.key_dim * 4) as u32
+/// Shared memory of `delta_step`: a head's state, and of each of its channels four taps and four tokens; z.
+fn step_shared(shape: &DeltaShape, state_type: StateType) -> u32 {
+    let channels = 2 * shape.key_dim + shape.value_dim;
+    (shape.value_dim * shape.key_dim * state_type.bytes() + channels * (16 + 8) + shape.value_dim * 2) as u32
 }
 
 /// Shared memory of `delta_chunk` and `delta_scan`; their structures say the same.
@@ -185,7 +209,11 @@ fn scan_shared(shape: &DeltaShape, stages: usize) -> u32 {
 }
 
 /// In the order of their launches. `invariant`: see [`crate::CudaOptions::batch_invariant`].
-pub fn kernels(compiler: &mut Compiler<'_>, shape: &DeltaShape, invariant: bool) -> Result<[Kernel; 5], BackendError> {
+pub fn kernels(
+    compiler: &mut Compiler<'_>,
+    shape: &DeltaShape,
+    (state_type, invariant): (StateType, bool),
+) -> Result<[Kernel; 6], BackendError> {
     let flags = [
         ("KEY_HEADS", shape.key_heads),
         ("VALUE_HEADS", shape.value_heads),
@@ -194,9 +222,11 @@ pub fn kernels(compiler: &mut Compiler<'_>, shape: &DeltaShape, invariant: bool)
         ("TILED", usize::from(shape.order == HeadOrder::Tiled)),
         ("GATE_SIGMOID", usize::from(shape.gate == GateFn::Sigmoid)),
         ("INVARIANT", usize::from(invariant)),
+        ("STATE16", usize::from(state_type == StateType::Bf16)),
     ];
     let scan_flags = [&flags[..], &[("STAGES", stages(compiler.target.arch))]].concat();
     Ok([
+        compiler.kernel(kernels::DELTA_GATES, &[])?,
         compiler.kernel(kernels::DELTA_STEP, &flags)?,
         compiler.kernel(kernels::DELTA_CONV, &flags)?,
         compiler.kernel(kernels::DELTA_CHUNK, &flags)?,
@@ -272,7 +302,26 @@ impl Forward<'_> {
     ) -> Result<(), BackendError> {
         let (delta, hidden) = (self.model.delta.as_ref().ok_or_else(no_delta)?, self.model.hidden);
         let shape = (rows, delta.mix_width(), hidden);
-        self.normed_product(Epilogue::Store, self.work.mix.pointer, (norm, 0), weight, shape)?;
+        let (mix, normed) = (self.work.mix.pointer, self.work.normed.pointer);
+        if let (Some(Matrix::Half(few)), Some(out), Matrix::Fp8 { .. }) = (gates, &delta.gates, weight)
+            && self.few(rows)
+        {
+            // One norm for both products; the small one first, for the other's weights come meanwhile.
+            self.norm_f16(norm, 0, rows)?;
+            let n = gates_width(delta.shape.value_heads);
+            groups(rows).try_for_each(|(first, rows)| {
+                let args = Args::default()
+                    .pointer(out.pointer + (first * n * 2) as u64)
+                    .pointer(normed + (first * hidden * 2) as u64)
+                    .pointer(few.pointer)
+                    .int(rows)
+                    .int(n)
+                    .int(hidden);
+                delta.few_gates.launch(self.device, Shape::new(n as u32, 128), args)
+            })?;
+            return self.few_rows_fp8(Role::Qkv, mix, normed, weight, shape);
+        }
+        self.normed_product(Epilogue::Store, mix, (norm, 0), weight, shape)?;
         let (Some(gates), Some(out)) = (gates, &delta.gates) else { return Ok(()) };
         let shape = (rows, gates_width(delta.shape.value_heads), hidden);
         self.normed_product(Epilogue::Store, out.pointer, (norm, 0), gates, shape)
@@ -314,7 +363,7 @@ impl Forward<'_> {
                 .float(model.eps);
             // Two blocks of a multiprocessor's registers.
             let blocks = (size.runs * heads).min(2 * self.device.multiprocessors as usize);
-            delta.step.launch(self.device, grid(blocks, 1, 256, step_shared(shape)), args)?;
+            delta.step.launch(self.device, grid(blocks, 1, 256, step_shared(shape, delta.state_type)), args)?;
         }
         if size.prefill_rows == 0 {
             return Ok(());

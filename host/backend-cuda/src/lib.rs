@@ -26,6 +26,7 @@ mod step;
 mod targets;
 mod tuning;
 
+pub use delta::StateType;
 pub use device::DeviceOptions;
 pub use load::{CudaOptions, load};
 pub use step::CudaBackend;

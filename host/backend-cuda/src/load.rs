@@ -12,7 +12,7 @@ use crate::attention::TensorMaps;
 use crate::blas::Blas;
 use crate::block_products::{Packed, Part, Uses, formats_of, panel, share_tiles};
 use crate::compile::{Compiler, Target};
-use crate::delta::{Delta, DeltaLayer};
+use crate::delta::{Delta, DeltaLayer, StateType};
 use crate::device::{Buffer, Device, DeviceOptions, fault};
 use crate::forward::{DeviceModel, DeviceOp, Kernels, Workspace};
 use crate::launch::{Args, Shape};
@@ -34,6 +34,7 @@ pub struct CudaOptions {
     pub saved_states: bool,
     /// A row's sums have one order, whatever else its step has: see `invariant.rs`.
     pub batch_invariant: bool,
+    pub state_type: StateType,
 }
 
 impl Default for CudaOptions {
@@ -44,6 +45,7 @@ impl Default for CudaOptions {
             graphs: true,
             saved_states: true,
             batch_invariant: false,
+            state_type: StateType::F32,
         }
     }
 }
@@ -86,10 +88,9 @@ pub fn load(
     let workspace = Workspace::new(&device, spec, options, context_len)?;
     let memory = (free_at_start, total, cuda.memory_fraction);
     let left = || Ok((Pool::budget(&device, memory)?, Pool::bytes_wanted(spec, options, context_len)));
-    let slots = Slots::new(spec, options, cuda.saved_states.then(left).transpose()?);
+    let slots = Slots::new(spec, cuda.state_type, options, cuda.saved_states.then(left).transpose()?);
     lowered.extend(slots.remark);
-    let (delta, saved) =
-        recurrent(&device, &mut compiler, spec, (&workspace, &ops), (slots.count, cuda.batch_invariant))?.unzip();
+    let (delta, saved) = recurrent(&device, &mut compiler, spec, (&workspace, &ops), (slots.count, cuda))?.unzip();
     let mut blas = Blas::new(&device, f16)?;
     let fp8 = fp8_work(&device, spec, fp8, &ops, &mut blas, workspace.max_rows)?;
     let panel = panel(&device, spec)?;
@@ -215,12 +216,12 @@ fn recurrent(
     compiler: &mut Compiler<'_>,
     spec: &ModelSpec,
     (workspace, ops): (&Workspace, &[DeviceOp]),
-    (slots, invariant): (u32, bool),
+    (slots, cuda): (u32, &CudaOptions),
 ) -> Result<Option<(Delta, SavedStates)>, BackendError> {
     let Some(shape) = spec.delta else { return Ok(None) };
     let separate = ops.iter().any(|op| matches!(op, DeviceOp::NormDelta { gates: Some(_), .. }));
     let sizes = (workspace.seats, slots as usize, workspace.max_rows, separate);
-    let delta = Delta::new(device, compiler, spec, shape, sizes, invariant)?;
+    let delta = Delta::new(device, compiler, spec, shape, sizes, (cuda.state_type, cuda.batch_invariant))?;
     let saved = SavedStates::new(device, compiler, &delta, (workspace.seats, slots))?;
     Ok(Some((delta, saved)))
 }

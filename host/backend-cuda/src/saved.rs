@@ -12,7 +12,7 @@ use backend::step::{SeatInit, StateSlot, Step, Table};
 use contract::Seat;
 
 use crate::compile::{Compiler, Kernel};
-use crate::delta::{Delta, matrix_bytes, ring_bytes};
+use crate::delta::{Delta, StateType, matrix_bytes, ring_bytes};
 use crate::device::{Buffer, Device};
 use crate::launch::{Args, Shape};
 use crate::seats::SaveUpload;
@@ -26,8 +26,8 @@ const PARTS: u32 = 32;
 const SHARE: u64 = 4;
 
 /// All that is kept of one sequence.
-pub fn state_bytes(shape: &DeltaShape, layers: usize) -> u64 {
-    (layers * (matrix_bytes(shape) + ring_bytes(shape))) as u64
+pub fn state_bytes(shape: &DeltaShape, state_type: StateType, layers: usize) -> u64 {
+    (layers * (matrix_bytes(shape, state_type) + ring_bytes(shape))) as u64
 }
 
 /// Room for saved states.
@@ -43,9 +43,9 @@ pub struct Slots {
 impl Slots {
     /// What `budget` bytes for all states and `kv_wanted` bytes of keys and values leave room for; `None`: nobody will save
     /// any.
-    pub fn new(spec: &ModelSpec, options: &LoadOptions, left: Option<(u64, u64)>) -> Self {
+    pub fn new(spec: &ModelSpec, state_type: StateType, options: &LoadOptions, left: Option<(u64, u64)>) -> Self {
         let Some(shape) = &spec.delta else { return Self::default() };
-        let bytes = state_bytes(shape, spec.state_layers);
+        let bytes = state_bytes(shape, state_type, spec.state_layers);
         match left {
             Some(left) => Self::fit(bytes, options.seats, left),
             None => Self { note: Some(state_note(bytes, options.seats, 0)), ..Self::default() },
@@ -216,7 +216,8 @@ pub struct SavedStates {
     /// As `copy_states` reads them.
     buffers: Buffer,
     layers: usize,
-    shape: DeltaShape,
+    /// Units of 16 bytes that a layer keeps: of matrices, and of the ring.
+    units: [usize; 2],
 }
 
 impl SavedStates {
@@ -232,7 +233,7 @@ impl SavedStates {
             kernel: kernel(compiler)?,
             buffers: device.upload("addresses of states", &addresses)?,
             layers: delta.states.len(),
-            shape: delta.shape,
+            units: [matrix_bytes(&delta.shape, delta.state_type), ring_bytes(&delta.shape)].map(|bytes| bytes / 16),
         })
     }
 
@@ -272,8 +273,8 @@ impl SavedStates {
             let args = Args::default()
                 .pointer(self.buffers.pointer)
                 .int(self.layers)
-                .int(matrix_bytes(&self.shape) / 16)
-                .int(ring_bytes(&self.shape) / 16)
+                .int(self.units[0])
+                .int(self.units[1])
                 .words(&words);
             let grid = (PARTS, (self.layers * pairs.len()) as u32);
             self.kernel.launch(device, Shape { grid, block: 256, shared_bytes: 0, cluster: 1 }, args)?;

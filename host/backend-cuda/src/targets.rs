@@ -7,6 +7,7 @@ use backend::ops::{AttentionShape, DeltaShape, GateFn, HeadOrder};
 
 use crate::block_products::Uses;
 use crate::compile::{Compiler, Target};
+use crate::delta::StateType;
 use crate::forward::Kernels;
 use crate::load::model_flags;
 use crate::products::Fp8Scales;
@@ -72,8 +73,8 @@ pub fn compile_for(machine: u32, cache: Option<&Path>) -> Result<(u32, u32), Bac
                 let blocks = if fp8 == Some(Fp8Scales::Rows) { Uses::samples() } else { Uses::default() };
                 Kernels::compile(&mut compiler, shape, fp8, &blocks)?;
                 if index == 0 && machine >= 80 {
-                    for invariant in [false, true] {
-                        crate::delta::kernels(&mut compiler, &DELTA, invariant)?;
+                    for form in [(StateType::F32, false), (StateType::F32, true), (StateType::Bf16, false)] {
+                        crate::delta::kernels(&mut compiler, &DELTA, form)?;
                     }
                     crate::saved::kernel(&mut compiler)?;
                 }

@@ -147,6 +147,9 @@ pub struct EngineTable {
     /// Type of cached keys and values; `auto` is what the backend does best.
     #[arg(long, value_name = "T")]
     pub kv_cache_dtype: Option<String>,
+    /// Type of a hybrid's recurrent states between steps on CUDA: `float32` (`auto`), or `bfloat16`, half the bytes.
+    #[arg(long, value_name = "T")]
+    pub mamba_ssm_cache_dtype: Option<String>,
     /// Quantise the weights at load: `fp8`, on CUDA. GGUF files and FP8 checkpoints bring their own.
     #[arg(long, value_name = "fp8")]
     pub quantization: Option<String>,

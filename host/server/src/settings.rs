@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use api::ReasoningField;
 use backend::load::Quantization;
+use backend_cuda::StateType;
 use model::dummy::Mix;
 use plugin_host::{PublicKey, PublicKeys};
 use serde_json::{Map, Value};
@@ -84,6 +85,7 @@ pub struct EngineSettings {
     pub gpu_memory_utilization: Option<f32>,
     pub enforce_eager: bool,
     pub batch_invariant: bool,
+    pub state_type: StateType,
     pub quantization: Option<Quantization>,
     /// Formats of dummy weights; `None`: bf16.
     pub dummy_mix: Option<Mix>,
@@ -223,7 +225,7 @@ fn lay_engine_flags(args: &ServeArgs, file: &mut ConfigFile) -> anyhow::Result<(
     };
     macro_rules! lay { ($($field:ident)*) => { $( if flags.$field.is_some() { engine.$field = flags.$field; } )* } }
     lay!(source device scheduler scheduler_trace max_model_len max_num_seqs max_num_batched_tokens kv_cache_tokens max_num_queued_reqs
-         threads gpu_memory_utilization enforce_eager batch_invariant cuda_arch kv_cache_dtype quantization load_format tokenizer enable_prefix_caching);
+         threads gpu_memory_utilization enforce_eager batch_invariant cuda_arch kv_cache_dtype mamba_ssm_cache_dtype quantization load_format tokenizer enable_prefix_caching);
     Ok(())
 }
 
@@ -368,6 +370,7 @@ fn read_engine(
             gpu_memory_utilization: table.gpu_memory_utilization,
             enforce_eager: table.enforce_eager.unwrap_or(false),
             batch_invariant: table.batch_invariant.unwrap_or(false),
+            state_type: read_state_type(table)?,
             quantization: read_quantization(table, device)?,
             dummy_mix: dummy_mix(table),
             cuda_arch: table.cuda_arch,
@@ -403,6 +406,11 @@ fn read_engine(
             "on the CPU, where no text depends on its company",
         ),
         (table.cuda_arch.is_some() && settings.device == Device::Cpu, "cuda_arch", "on the CPU"),
+        (
+            settings.state_type != StateType::F32 && settings.device == Device::Cpu,
+            "mamba_ssm_cache_dtype",
+            "on the CPU, where states are float32",
+        ),
         (table.threads.is_some() && settings.device != Device::Cpu, "threads", "on a GPU"),
         (table.threads.is_some() && scripted, "threads", "on a scripted model"),
         (table.tokenizer.is_some() && scripted, "tokenizer", "on a scripted model, which brings its own"),
@@ -428,6 +436,14 @@ fn check_weights(table: &EngineTable, source: &Source) -> anyhow::Result<()> {
         ensure!(share > 0.0 && share <= 1.0, "gpu_memory_utilization {share} is not above 0 and at most 1");
     }
     Ok(())
+}
+
+fn read_state_type(table: &EngineTable) -> anyhow::Result<StateType> {
+    match table.mamba_ssm_cache_dtype.as_deref() {
+        None | Some("auto" | "float32") => Ok(StateType::F32),
+        Some("bfloat16") => Ok(StateType::Bf16),
+        Some(dtype) => bail!("mamba_ssm_cache_dtype `{dtype}` is not one of auto, float32, bfloat16"),
+    }
 }
 
 fn read_quantization(table: &EngineTable, device: Device) -> anyhow::Result<Option<Quantization>> {

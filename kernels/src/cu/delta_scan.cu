@@ -3,7 +3,7 @@
 //   V' = U - W S;  O = e^G Q S + P V';  S = e^(G_last) S + (e^(G_last - G) K)^T V'
 //
 // with what `delta_chunk` made, S as [KEY_DIM, VALUE_DIM] here. O takes the place of v in conv, in 16 bits. The state
-// is kept in f32 registers, and read and written as [VALUE_DIM, KEY_DIM] in `states`; at position 0 it counts as zero. What
+// is kept in f32 registers, and read and written as [VALUE_DIM, KEY_DIM] in `states`, whose type STATE16 says; at position 0 it counts as zero. What
 // `saves` name is written there on the way.
 // Grid: (runs, VALUE_HEADS * SPLITS), 128 threads; runs of one row are none of its business.
 #include "prelude.cuh"
@@ -44,7 +44,7 @@ template <class Use> __device__ __forceinline__ void each(State &state, Use use)
 }
 
 extern "C" __global__ void __launch_bounds__(128) delta_scan(u16 *conv, const u16 *chunk_u, const u16 *chunk_w,
-                                                             const u16 *chunk_p, const float *chunk_g, float *states,
+                                                             const u16 *chunk_p, const float *chunk_g, StateValue *states,
                                                              const RunInfo *runs, const StateSave *saves, int saves_total) {
     extern __shared__ __align__(16) u8 bytes[];
     Shared &s = *(Shared *)bytes;
@@ -80,10 +80,10 @@ extern "C" __global__ void __launch_bounds__(128) delta_scan(u16 *conv, const u1
     fetch(0);
     State state;
     auto place = [&](int number) { return states + (((long long)number * VALUE_HEADS + head) * VALUE_DIM + column0) * KEY_DIM; };
-    float *home = place(run.seat);
+    StateValue *home = place(run.seat);
     int save = 0;
     while (save < saves_total && saves[save].run < blockIdx.x) save++;
-    each(state, [&](float &x, int key, int column) { x = start > 0 ? home[column * KEY_DIM + key] : 0.f; });
+    each(state, [&](float &x, int key, int column) { x = start > 0 ? from_state(home[column * KEY_DIM + key]) : 0.f; });
     u32 shared_state = shared_address(s.state), shared_values = shared_address(s.values), shared_faded = shared_address(s.faded);
     for (int chunk = 0; chunk < chunks; chunk++) {
         Stage &now = s.stage[chunk % STAGES];
@@ -175,10 +175,10 @@ extern "C" __global__ void __launch_bounds__(128) delta_scan(u16 *conv, const u1
             fetch(chunk + 1);
         }
         if (save < saves_total && saves[save].run == blockIdx.x && saves[save].at == start + (chunk + 1) * 64) {
-            float *to = place(saves[save].to);
-            each(state, [&](float &x, int key, int column) { to[column * KEY_DIM + key] = x; });
+            StateValue *to = place(saves[save].to);
+            each(state, [&](float &x, int key, int column) { to[column * KEY_DIM + key] = to_state(x); });
             save++;
         }
     }
-    each(state, [&](float &x, int key, int column) { home[column * KEY_DIM + key] = x; });
+    each(state, [&](float &x, int key, int column) { home[column * KEY_DIM + key] = to_state(x); });
 }

@@ -5,45 +5,80 @@
 //   S = e^g S;  d = beta (v - S k);  S = S + d k^T;  o = S q
 //   attended[row, head] = rms(o; norm) gate(z)
 //
-// mix [rows, mix_width]: u = q|k|v (CHANNELS), then z. gates [rows, gates_width]: beta, then alpha. states [seats + 1, VALUE_HEADS, VALUE_DIM, KEY_DIM] f32, of one
-// layer. rings [seats + 1, 4, CHANNELS]: the token at position p in place p % 4. taps [CHANNELS, 4], decay and bias
+// mix [rows, mix_width]: u = q|k|v (CHANNELS), then z. gates [rows, gates_width]: beta, then alpha. states [seats + 1, VALUE_HEADS, VALUE_DIM, KEY_DIM], of one
+// layer, in f32 or bf16 (STATE16). rings [seats + 1, 4, CHANNELS]: the token at position p in place p % 4. taps [CHANNELS, 4], decay and bias
 // [VALUE_HEADS], norm [VALUE_DIM] in f32. At position 0 state and ring count as zero, whatever they hold.
-// Blocks of 256 threads take (run, value head) in turn; while one is computed the next one's state comes into shared
-// memory, each thread's part to a place of its own. Runs of several rows are none of its business.
+// Blocks of 256 threads take (run, value head) in turn; while one is computed all that the next one reads comes into shared
+// memory: its state, each thread's part to a place of its own, and its inputs. Only a token's own row, z and gates depend on
+// the kernel before; the rest is on its way before we wait for it. Runs of several rows are none of its business.
 #include "prelude.cuh"
 
 #define LANE_KEYS (KEY_DIM / WARP)
 #define WARP_VALUES (VALUE_DIM / 8)
 #define THREADS 256
 
+// Sums 2 O numbers over 2 O lanes, each of which keeps one half and gives the other away. A template, for a loop whose
+// bound is another loop's variable stays one, and the numbers then lie in memory.
+template <int O> __device__ __forceinline__ void fold(float (&x)[32]) {
+    bool high = threadIdx.x & O;
+#pragma unroll
+    for (int i = 0; i < O; i++) {
+        float a = x[i], b = x[i + O];
+        x[i] = (high ? b : a) + __shfl_xor_sync(FULL, high ? a : b, O);
+    }
+    if constexpr (O > 1) fold<O / 2>(x);
+}
 // Sums 32 numbers over the lanes; lane l gets the sum of number l.
 __device__ __forceinline__ float transposed_sums(float (&x)[32]) {
-    int lane = threadIdx.x % WARP;
-#pragma unroll
-    for (int o = 16; o > 0; o >>= 1)
-#pragma unroll
-        for (int i = 0; i < o; i++) {
-            float keep = lane & o ? x[i + o] : x[i], send = lane & o ? x[i] : x[i + o];
-            x[i] = keep + __shfl_xor_sync(FULL, send, o);
-        }
+    fold<16>(x);
     return x[0];
 }
 
-// A lane's keys of one value: 16 or 8 bytes.
-__device__ __forceinline__ void fetch_keys(float *to, const float *from) {
-#if LANE_KEYS == 4
-    copy_async16(shared_address(to), from);
-#else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from));
-#endif
+// A lane's keys of one value: 4 to 16 bytes.
+__device__ __forceinline__ void fetch_keys(StateValue *to, const StateValue *from) {
+    constexpr int BYTES = LANE_KEYS * sizeof(StateValue);
+    if (BYTES == 16) copy_async16(shared_address(to), from);
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES));
+}
+
+// kept * s + of * k, where the lane's keys of a value lie.
+__device__ __forceinline__ void store_keys(StateValue *to, const float (&s)[LANE_KEYS], float kept, float of, const float (&k)[LANE_KEYS]) {
+    struct __align__(LANE_KEYS * sizeof(StateValue)) {
+        StateValue x[LANE_KEYS];
+    } keys;
+#pragma unroll
+    for (int j = 0; j < LANE_KEYS; j++) keys.x[j] = to_state(kept * s[j] + of * k[j]);
+    *(decltype(keys) *)to = keys;
+}
+
+#define HEAD_CHANNELS (2 * KEY_DIM + VALUE_DIM)
+
+// What one (run, value head) reads beside the state.
+struct __align__(16) Inputs {
+    float taps[HEAD_CHANNELS][4];
+    u16 row[HEAD_CHANNELS], back[3][HEAD_CHANNELS], z[VALUE_DIM];
+};
+// A head's numbers, on their way in registers.
+struct Gates {
+    u16 beta, alpha;
+    float decay, bias;
+};
+
+// Where a head's channel `i` of q, k and v lies among all.
+__device__ __forceinline__ int channel_of(int head, int i) {
+    int key_head = KEY_HEAD(head);
+    return i < KEY_DIM       ? key_head * KEY_DIM + i
+           : i < 2 * KEY_DIM ? KEY_HEADS * KEY_DIM + key_head * KEY_DIM + i - KEY_DIM
+                             : 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + i - 2 * KEY_DIM;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    delta_step(u16 *attended, const u16 *mix, int mix_width, const u16 *gates, int gates_width, float *states, u16 *rings,
+    delta_step(u16 *attended, const u16 *mix, int mix_width, const u16 *gates, int gates_width, StateValue *states, u16 *rings,
                const float *taps, const float *decay, const float *bias, const float *norm, const StepInfo *step,
                const RunInfo *runs, float eps) {
-    extern __shared__ __align__(16) float coming[];  // [WARP_VALUES][THREADS][LANE_KEYS]
-    __shared__ float qkv[2 * KEY_DIM + VALUE_DIM], o[VALUE_DIM], partial[8];
+    extern __shared__ __align__(16) StateValue coming[];  // [WARP_VALUES][THREADS][LANE_KEYS], then the inputs
+    __shared__ float qkv[HEAD_CHANNELS], o[VALUE_DIM], partial[8];
+    Inputs &inputs = *(Inputs *)(coming + WARP_VALUES * THREADS * LANE_KEYS);
     const float *q = qkv, *k = qkv + KEY_DIM, *v = qkv + 2 * KEY_DIM;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     // The runs were complete long before the previous kernel, and so was the last writer of this layer's state.
@@ -55,47 +90,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         while (item < items && !recurs(runs[item / VALUE_HEADS])) item += gridDim.x;
         return item;
     };
-    auto fetch = [&](int item) {
-        if (item < items) {
-            const float *from = state_of(runs[item / VALUE_HEADS], item % VALUE_HEADS);
+    // 16 bytes at a time: eight channels.
+    auto copy = [&](u16 *to, const u16 *from) { copy_async16(shared_address(to), from); };
+    Gates coming_gates = {};
+    // What earlier steps left, and the model's own numbers.
+    auto fetch_kept = [&](int item) {
+        if (item >= items) return;
+        const RunInfo &run = runs[item / VALUE_HEADS];
+        int head = item % VALUE_HEADS, position = run.end - 1;
+        const StateValue *from = state_of(run, head);
 #pragma unroll
-            for (int i = 0; i < WARP_VALUES; i++) fetch_keys(coming + (i * THREADS + threadIdx.x) * LANE_KEYS, from + i * KEY_DIM);
+        for (int i = 0; i < WARP_VALUES; i++) fetch_keys(coming + (i * THREADS + threadIdx.x) * LANE_KEYS, from + i * KEY_DIM);
+        for (int i = threadIdx.x; i < HEAD_CHANNELS; i += THREADS)
+            copy_async16(shared_address(inputs.taps[i]), taps + channel_of(head, i) * 4);
+        const u16 *ring = rings + (long long)run.seat * 4 * CHANNELS;
+        for (int i = threadIdx.x; i < 3 * HEAD_CHANNELS / 8; i += THREADS) {
+            int back = i / (HEAD_CHANNELS / 8), at = i % (HEAD_CHANNELS / 8) * 8;
+            copy(inputs.back[back] + at, ring + ((position - back - 1) & 3) * CHANNELS + channel_of(head, at));
         }
-        copy_async_commit();
+        coming_gates.decay = decay[head];
+        coming_gates.bias = bias[head];
+    };
+    // What the kernel before made.
+    auto fetch_new = [&](int item) {
+        if (item >= items) return;
+        int head = item % VALUE_HEADS, row0 = runs[item / VALUE_HEADS].row0;
+        const u16 *row = mix + (long long)row0 * mix_width, *gate = gates + (long long)row0 * gates_width;
+        for (int i = threadIdx.x; i < (HEAD_CHANNELS + VALUE_DIM) / 8; i += THREADS) {
+            int at = i * 8;
+            if (at < HEAD_CHANNELS) copy(inputs.row + at, row + channel_of(head, at));
+            else copy(inputs.z + at - HEAD_CHANNELS, row + CHANNELS + head * VALUE_DIM + at - HEAD_CHANNELS);
+        }
+        coming_gates.beta = gate[head];
+        coming_gates.alpha = gate[VALUE_HEADS + head];
     };
     int item = next_of(blockIdx.x);
-    fetch(item);
+    fetch_kept(item);
+    float weight = threadIdx.x < VALUE_DIM ? norm[threadIdx.x] : 0.f;
     start_next();
     wait_previous();
+    fetch_new(item);
+    copy_async_commit();
     while (item < items) {
         RunInfo run = runs[item / VALUE_HEADS];
-        int head = item % VALUE_HEADS, key_head = KEY_HEAD(head), position = run.end - 1;
-        float *state = state_of(run, head);
+        int head = item % VALUE_HEADS, position = run.end - 1;
+        StateValue *state = state_of(run, head);
         float s[WARP_VALUES][LANE_KEYS];
         copy_async_wait<0>();
+        __syncthreads();  // everybody's copies; qkv and o are free
 #pragma unroll
         for (int i = 0; i < WARP_VALUES; i++)
 #pragma unroll
             for (int j = 0; j < LANE_KEYS; j++)
-                s[i][j] = position > 0 ? coming[(i * THREADS + threadIdx.x) * LANE_KEYS + j] : 0.f;
-        item = next_of(item + gridDim.x);
-        fetch(item);
-        const u16 *row = mix + (long long)run.row0 * mix_width, *gate = gates + (long long)run.row0 * gates_width;
-        u16 *ring = rings + (long long)run.seat * 4 * CHANNELS;
-        for (int i = threadIdx.x; i < 2 * KEY_DIM + VALUE_DIM; i += THREADS) {
-            int channel = i < KEY_DIM       ? key_head * KEY_DIM + i
-                          : i < 2 * KEY_DIM ? KEY_HEADS * KEY_DIM + key_head * KEY_DIM + i - KEY_DIM
-                                            : 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + i - 2 * KEY_DIM;
-            u16 now = row[channel];
-            float c = taps[channel * 4 + 3] * half_to_f32(now);
-#pragma unroll
-            for (int back = 1; back < 4; back++)
-                if (position >= back) c += taps[channel * 4 + 3 - back] * half_to_f32(ring[((position - back) & 3) * CHANNELS + channel]);
+                s[i][j] = position > 0 ? from_state(coming[(i * THREADS + threadIdx.x) * LANE_KEYS + j]) : 0.f;
+        u16 *newest = rings + ((long long)run.seat * 4 + (position & 3)) * CHANNELS;
+        for (int i = threadIdx.x; i < HEAD_CHANNELS; i += THREADS) {
+            u16 now = inputs.row[i];
+            float4 w = *(const float4 *)inputs.taps[i];
+            float c = w.w * half_to_f32(now);
+            if (position >= 1) c += w.z * half_to_f32(inputs.back[0][i]);
+            if (position >= 2) c += w.y * half_to_f32(inputs.back[1][i]);
+            if (position >= 3) c += w.x * half_to_f32(inputs.back[2][i]);
             qkv[i] = c / (1.f + __expf(-c));
             // Value heads that share a key head write the same.
-            ring[(position & 3) * CHANNELS + channel] = now;
+            newest[channel_of(head, i)] = now;
         }
+        float z = threadIdx.x < VALUE_DIM ? half_to_f32(inputs.z[threadIdx.x]) : 0.f;
+        float beta = 1.f / (1.f + expf(-half_to_f32(coming_gates.beta)));
+        float kept = expf(coming_gates.decay * softplus(half_to_f32(coming_gates.alpha) + coming_gates.bias));
         __syncthreads();
+        item = next_of(item + gridDim.x);
+        fetch_kept(item);
+        fetch_new(item);
+        copy_async_commit();
         // Every warp needs all of q and k: each sums them itself.
         float qs[LANE_KEYS], ks[LANE_KEYS], qq = 0.f, kk = 0.f, qk = 0.f;
 #pragma unroll
@@ -113,8 +180,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             qk += qs[j] * ks[j];
         }
         qk = warp_sum(qk);
-        float beta = 1.f / (1.f + expf(-half_to_f32(gate[head])));
-        float kept = expf(decay[head] * softplus(half_to_f32(gate[VALUE_HEADS + head]) + bias[head]));
 #pragma unroll
         for (int half = 0; half < WARP_VALUES; half += 16) {
             // Numbers 0 to 15: S k; 16 to 31: S q.
@@ -138,20 +203,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             for (int i = 0; i < 16; i++) {
                 float of_i = __shfl_sync(FULL, d, i);
                 if (half + i < WARP_VALUES)
-#pragma unroll
-                    for (int j = 0; j < LANE_KEYS; j += 2)
-                        *(float2 *)(state + (half + i) * KEY_DIM + j) =
-                            make_float2(kept * s[half + i][j] + of_i * ks[j], kept * s[half + i][j + 1] + of_i * ks[j + 1]);
+                    store_keys(state + (half + i) * KEY_DIM, s[half + i], kept, of_i, ks);
             }
         }
         __syncthreads();
         float y = threadIdx.x < VALUE_DIM ? o[threadIdx.x] : 0.f;
         float scale = rsqrtf(block_sum256(y * y, partial) / VALUE_DIM + eps);
-        if (threadIdx.x < VALUE_DIM) {
-            float z = half_to_f32(row[CHANNELS + head * VALUE_DIM + threadIdx.x]);
+        if (threadIdx.x < VALUE_DIM)
             attended[(long long)run.row0 * VALUE_HEADS * VALUE_DIM + head * VALUE_DIM + threadIdx.x] =
-                f32_to_half(y * scale * norm[threadIdx.x] * delta_gate(z));
-        }
-        __syncthreads();  // qkv and o are free for the next one
+                f32_to_half(y * scale * weight * delta_gate(z));
     }
 }

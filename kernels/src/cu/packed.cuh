@@ -63,12 +63,6 @@ template <int T> struct Format {
     static constexpr int SIZE = SUPERS_AT + (T == Q6_K || T == IQ4_XS ? 2 * TILE : 0);
 };
 
-__device__ __forceinline__ float f16_to_f32(u32 x) {
-    float y;
-    asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.f32.f16 %0, lo;}" : "=f"(y) : "r"(x));
-    return y;
-}
-
 // (word & mask) | BASE_BITS in one instruction: both constants at once are one too many for it.
 __device__ __forceinline__ u32 based(u32 word, u32 mask) {
     u32 base, y;

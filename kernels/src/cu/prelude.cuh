@@ -37,12 +37,22 @@ __device__ __forceinline__ u32 f16_pack(float lo, float hi) {
     return out;
 }
 
-#ifdef TL_F16
-__device__ __forceinline__ float half_lo(u32 pair) {
+// Of the low half.
+__device__ __forceinline__ float f16_to_f32(u32 pair) {
     float x;
     asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.f32.f16 %0, lo;}" : "=f"(x) : "r"(pair));
     return x;
 }
+
+// Round to nearest even, two at a time; `lo` lands in the low half.
+__device__ __forceinline__ u32 bf16_pack(float lo, float hi) {
+    u32 out;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
+    return out;
+}
+
+#ifdef TL_F16
+__device__ __forceinline__ float half_lo(u32 pair) { return f16_to_f32(pair); }
 __device__ __forceinline__ float half_hi(u32 pair) { return half_lo(pair >> 16); }
 __device__ __forceinline__ float half_to_f32(u16 x) { return half_lo(x); }
 __device__ __forceinline__ u32 half_pack(float lo, float hi) { return f16_pack(lo, hi); }
@@ -50,12 +60,7 @@ __device__ __forceinline__ u32 half_pack(float lo, float hi) { return f16_pack(l
 __device__ __forceinline__ float half_lo(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float half_hi(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ float half_to_f32(u16 x) { return __uint_as_float((u32)x << 16); }
-// Round to nearest even, two at a time; `lo` lands in the low half.
-__device__ __forceinline__ u32 half_pack(float lo, float hi) {
-    u32 out;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
-    return out;
-}
+__device__ __forceinline__ u32 half_pack(float lo, float hi) { return bf16_pack(lo, hi); }
 #endif
 __device__ __forceinline__ u16 f32_to_half(float x) { return (u16)(half_pack(x, 0.f) & 0xffff); }
 
@@ -486,6 +491,17 @@ struct SeatState {
 #define KEY_HEAD(value_head) ((value_head) % KEY_HEADS)
 #else
 #define KEY_HEAD(value_head) ((value_head) / (VALUE_HEADS / KEY_HEADS))
+#endif
+
+// A number of the recurrent state: f32, or bf16 with STATE16, whatever the model's type is.
+#if STATE16
+typedef u16 StateValue;
+__device__ __forceinline__ float from_state(u16 x) { return __uint_as_float((u32)x << 16); }
+__device__ __forceinline__ u16 to_state(float x) { return (u16)bf16_pack(x, 0.f); }
+#else
+typedef float StateValue;
+__device__ __forceinline__ float from_state(float x) { return x; }
+__device__ __forceinline__ float to_state(float x) { return x; }
 #endif
 
 __device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }

@@ -2,10 +2,13 @@
 
 use anyhow::{Result, ensure};
 use backend::ops::{AttentionShape, DeltaShape, GateFn, HeadOrder, Rope};
+use backend_cuda::{CudaOptions, StateType};
 use model::decoder::{Hybrid, Settings};
 
 use crate::fp8;
-use crate::parity::{Check, LOGPROB_BOUND, cpu, cuda, difference, forced, small, together, tokens};
+use crate::parity::{
+    Check, LOGPROB_BOUND, cpu, cuda, difference, forced, on_card, options, small, spec, together, tokens,
+};
 
 pub const CHECKS: &[Check] = &[
     Check { name: "hybrid, as many value heads", run: |arch| logprobs(&hybrid(2, 2, 128, GateFn::Silu), arch) },
@@ -13,6 +16,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "hybrid, three times, heads of 64", run: |arch| logprobs(&hybrid(2, 6, 64, GateFn::Sigmoid), arch) },
     Check { name: "hybrid, cuts do not show", run: cuts },
     Check { name: "hybrid, graph equals eager", run: graph_equals_eager },
+    Check { name: "hybrid, states in 16 bits", run: states_in_16_bits },
     Check { name: "hybrid, FP8 checkpoint", run: |arch| fp8::checkpoint(&hybrid(2, 4, 128, GateFn::Silu), arch) },
 ];
 
@@ -55,6 +59,22 @@ fn cuts(arch: Option<u32>) -> Result<String> {
     let worst = difference(&last[0], &last[1])?;
     ensure!(worst < LOGPROB_BOUND / 4.0, "logprobs differ by {worst}");
     Ok(format!("worst difference {worst:.5}"))
+}
+
+/// States that are rounded after every token: further from the CPU's than f32 ones, but not far.
+fn states_in_16_bits(arch: Option<u32>) -> Result<String> {
+    let settings = hybrid(2, 4, 128, GateFn::Silu);
+    let text = tokens(42, CUTS.iter().sum());
+    let reference = forced(&mut *cpu(&settings)?, &text, &CUTS)?;
+    let with = |state_type| {
+        let cuda = CudaOptions { state_type, ..on_card(true, arch) };
+        let mut backend = backend_cuda::load(&spec(&settings)?, &options(), &cuda, &mut |_| {})?.0;
+        difference(&reference, &forced(&mut backend, &text, &CUTS)?)
+    };
+    let (full, half) = (with(StateType::F32)?, with(StateType::Bf16)?);
+    ensure!(full != half, "the type of the states changed nothing: {full}");
+    ensure!(half < 1.5 * LOGPROB_BOUND, "logprobs differ by {half}");
+    Ok(format!("worst difference {half:.4}, in f32 {full:.4}"))
 }
 
 fn graph_equals_eager(arch: Option<u32>) -> Result<String> {

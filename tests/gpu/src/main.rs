@@ -7,8 +7,9 @@
 //! `fp8` quantises its weights, the name of a GGUF mix makes them random blocks of it; `steps` shows what chunks of a prompt
 //! cost beside 16 decodes. `folder=DIR`: `speed` and `profile` take the shape of that config.json instead of Qwen3-8B's.
 //! `blocks` and `states` are the parts of parity that are about block formats and saved recurrent states. `invariant`
-//! asks the probe of `tests/probe` whether texts depend on their company, with `batch_invariant` and without. `targets` compiles
-//! every kernel for every card, and needs none. `smallest` runs each kernel once or twice, for compute-sanitizer.
+//! asks the probe of `tests/probe` whether texts depend on their company, with `batch_invariant` and without. `targets`
+//! compiles every kernel for every card, and needs none. `smallest` runs each kernel once or twice, for compute-sanitizer;
+//! `few` leaves out what needs the library, and most cells of `speed`.
 
 mod blocks;
 mod drive;
@@ -35,7 +36,7 @@ struct Asked {
     arch: Option<u32>,
     machines: Vec<u32>,
     folder: Option<PathBuf>,
-    /// Of `smallest`: only steps that need nothing of the library.
+    /// Of `smallest`: only steps that need nothing of the library; of `speed`: only decodes of few rows.
     few: bool,
 }
 
@@ -120,7 +121,7 @@ fn main() -> ExitCode {
         (passed, failed) = check(all, asked.arch);
     }
     if !matches!(asked.what.as_str(), "parity" | "blocks" | "states" | "invariant")
-        && let Err(error) = speed::run(&asked.weights, asked.folder.as_deref())
+        && let Err(error) = speed::run(&asked.weights, asked.folder.as_deref(), asked.few)
     {
         failed += 1;
         println!("FAIL  speed: {error:#}");

@@ -67,7 +67,8 @@ fn plain(folder: Option<&Path>, qwen3: &Settings) -> Result<ModelSpec> {
     })
 }
 
-pub fn run(weights: &Weights, folder: Option<&Path>) -> Result<()> {
+/// `few`: only decodes of few rows.
+pub fn run(weights: &Weights, folder: Option<&Path>, few: bool) -> Result<()> {
     let started = Instant::now();
     let (spec, quantization, format) = weights.model(plain(folder, &qwen3_8b())?);
     let options =
@@ -80,16 +81,16 @@ pub fn run(weights: &Weights, folder: Option<&Path>) -> Result<()> {
     let embedding = spec.weights.iter().find(|weight| weight.rows == vocab).map_or(0, Weight::size_bytes);
     let weights = plan.weights as f64 - embedding as f64;
     println!("{:<28} {:>10} {:>12} {:>8}", "cell", "ms", "tok/s", "floor");
-    for (prompt, rows) in
-        [(200, 1), (200, 2), (200, 4), (200, 8), (200, 16), (200, 32), (200, 64), (200, 128), (8000, 1), (8000, 8)]
-    {
+    let cells =
+        [(200, 1), (200, 2), (200, 4), (200, 8), (200, 16), (200, 32), (200, 64), (200, 128), (8000, 1), (8000, 8)];
+    for &(prompt, rows) in if few { &cells[..4] } else { &cells } {
         let millis = decode(&mut backend, prompt, rows)?;
         let bytes = weights + f64::from(rows as u32) * f64::from(prompt as u32 + 64) * plan.kv_bytes_per_token as f64;
         let share = bytes / BANDWIDTH / (millis / 1e3);
         let rate = rows as f64 / millis * 1e3;
         println!("{:<28} {millis:>10.3} {rate:>12.1} {:>7.0} %", format!("decode {prompt} x {rows}"), share * 100.0);
     }
-    for prompt in [200, 2000, 8000, 28_000] {
+    for &prompt in if few { &[][..] } else { &[200, 2000, 8000, 28_000] } {
         let millis = prefill(&mut backend, prompt, 8192)?;
         let rate = prompt as f64 / millis * 1e3;
         println!("{:<28} {millis:>10.3} {rate:>12.1}", format!("prefill {prompt}"));

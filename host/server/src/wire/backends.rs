@@ -57,5 +57,6 @@ fn cuda_options(settings: &EngineSettings, ordinal: usize) -> CudaOptions {
         graphs: !settings.enforce_eager,
         saved_states: settings.prefix_caching,
         batch_invariant: settings.batch_invariant,
+        state_type: settings.state_type,
     }
 }

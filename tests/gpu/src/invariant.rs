@@ -34,8 +34,8 @@ pub const CHECKS: &[Check] = &[
 /// Each prompt so often in the arm of all together: more rows than one way of the products takes.
 const COPIES: usize = 5;
 const SEATS: u16 = 40;
-/// Where a state that an answer left may let a text part: what the CPU's probe allows.
-const OTHER_FORM_MARGIN: f32 = 0.05;
+/// Where a state that an answer left may let a text part: the products of a chunk are in 16 bits, the recurrence is not.
+const OTHER_FORM_MARGIN: f32 = LOGPROB_BOUND;
 
 fn linear() -> model::decoder::Settings {
     hybrid(4, 8, 128, GateFn::Silu)

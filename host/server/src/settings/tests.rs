@@ -63,6 +63,9 @@ fn several_names_share_one_engine() {
 
 #[test]
 fn what_has_no_effect_is_said() {
+    let settings = gather("script:{}/a.json --batch-invariant", "").unwrap();
+    assert_eq!(settings.warnings.len(), 1, "{:?}", settings.warnings);
+    assert!(settings.warnings[0].contains("batch_invariant has no effect on the CPU"));
     let config =
         format!("{TWO}\n[plugin.nobody]\ngrant = [\"log\"]\n[plugin.hermes]\n[engine.b]\nsource = \"script:a.json\"");
     let settings = gather("--config {}/tokenloom.toml", &config).unwrap();

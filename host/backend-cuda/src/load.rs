@@ -50,6 +50,20 @@ impl Default for CudaOptions {
     }
 }
 
+impl CudaOptions {
+    /// What cannot be had together.
+    fn check(&self, recurrent: bool) -> Result<(), BackendError> {
+        if recurrent && self.batch_invariant && self.state_type == StateType::Bf16 {
+            return Err(BackendError::Unsupported {
+                what: "batch_invariant with recurrent states in bf16, which the borders of a prompt's chunks round"
+                    .into(),
+                fix: "leave one of them out".into(),
+            });
+        }
+        Ok(())
+    }
+}
+
 /// Bytes of tiles that are packed before they are copied.
 const PACK_BYTES: usize = 32 << 20;
 
@@ -60,6 +74,7 @@ pub fn load(
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<(CudaBackend, MemoryPlan), BackendError> {
     check_shape(spec)?;
+    cuda.check(spec.delta.is_some())?;
     let device = Device::open(&cuda.device)?;
     if let Some(delta) = &spec.delta {
         crate::delta::check_shape(delta, device.arch)?;
@@ -585,6 +600,15 @@ mod tests {
 
     fn weight(ty: WeightType, cols: usize, bytes: Vec<u8>) -> Weight {
         Weight::new("w", ty, 1, cols, SharedBytes::from_vec(bytes)).expect("one whole row")
+    }
+
+    #[test]
+    fn rounded_states_are_not_invariant() {
+        let options =
+            |batch_invariant| CudaOptions { batch_invariant, state_type: StateType::Bf16, ..CudaOptions::default() };
+        assert!(options(false).check(true).is_ok() && options(true).check(false).is_ok());
+        let error = options(true).check(true).expect_err("states that chunks round").to_string();
+        assert!(error.contains("states in bf16") && error.contains("leave one of them out"), "{error}");
     }
 
     /// Floats become the model's type, within its range; a block format is refused by name.

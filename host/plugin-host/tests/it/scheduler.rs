@@ -2,12 +2,14 @@
 
 use contract::Slot;
 use contract::policy::{Arrival, Delta, Grant, PolicyError, SchedulePolicy, Snapshot};
-use plugin_host::Grants;
+use plugin_host::{Grants, LimitOverrides};
 
 use crate::rig::{Rig, faults, rig};
 
 fn load(rig: &Rig, rules: &str) -> Box<dyn SchedulePolicy> {
-    let policy = rig.host.load_scheduler(&rig.source, &Grants::default(), Some(&faults(rules)));
+    // Fuel is what ends a call here: a machine with other work may take long over what is within it.
+    let grants = Grants { limits: LimitOverrides { call_ms: Some(2000), ..Default::default() }, ..Grants::default() };
+    let policy = rig.host.load_scheduler(&rig.source, &grants, Some(&faults(rules)));
     policy.unwrap_or_else(|e| panic!("it loads with `{rules}`: {e}"))
 }
 

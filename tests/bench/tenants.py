@@ -129,14 +129,18 @@ def main():
     args = p.parse_args()
     figures = {}
     if "tenants" in args.parts:
-        figures["tenants"] = [tenants(args, name) for name in (args.fair, "fcfs")]
-        for row in figures["tenants"]:
+        figures["tenants"] = []
+        for name in (args.fair, "fcfs"):
+            row = tenants(args, name)
+            figures["tenants"].append(row)
             before, after = row["beside_its_equal"], row["beside_ten_times"]
             errors = before["errors"] + after["errors"]
             print(f"{row['scheduler']:<10} light p95 {before['light_p95_s']:.3f} s beside its equal, {after['light_p95_s']:.3f} s beside ten times its load: {row['growth']:.2f} times; errors {errors or 'none'}")
     if "deadlines" in args.parts:
-        figures["deadlines"] = [deadlines(args, name) for name in (args.deadline, "fcfs")]
-        for row in figures["deadlines"]:
+        figures["deadlines"] = []
+        for name in (args.deadline, "fcfs"):
+            row = deadlines(args, name)
+            figures["deadlines"].append(row)
             print(f"{row['scheduler']:<10} {row['asked']} deadlines, offline EDF meets {row['met_by_offline_edf']}, missed {row['missed']}, of those it meets {row['missed_of_those_percent']:.1f} %; {row['refused']} refused; errors {row['errors'] or 'none'}")
     record("tenants", {key: value for key, value in vars(args).items() if key not in ("binary", "model")}, figures)
 

@@ -7,7 +7,7 @@ use contract::generation::Tenant;
 use contract::policy::{Clamp, Decision, Grant, Refusal};
 
 use crate::sim::{Rng, Sim, native};
-use crate::{Advice, Config, NewRequest, Scheduler, Tick, Violation};
+use crate::{Advice, Config, NewRequest, RunResult, Scheduler, Tick, Violation};
 
 fn config() -> Config {
     Config {
@@ -140,6 +140,36 @@ fn decisions_of_a_lost_policy_are_invalid() {
     for decision in &cases {
         assert!(scheduler.plan(&tick(64), Advice::Policy(decision)).is_err(), "{decision:?}");
         assert_eq!((scheduler.waiting_count(), scheduler.check()), (1, Ok(())));
+    }
+}
+
+/// What cannot be followed is left out and counted, and the rest of the decision holds: here one request decodes on the only
+/// seat and another waits.
+#[test]
+fn what_cannot_be_followed_is_counted() {
+    let (runs, waits) = (Slot(0), Slot(1));
+    let none = Decision::default;
+    let grant = |slot, tokens| vec![Grant { slot, tokens }];
+    let refusal = Refusal { slot: runs, retry_after_ms: 1, code: "no".into() };
+    for (decision, violation) in [
+        (Decision { grant: grant(waits, 0), ..none() }, Violation::ZeroGrant),
+        (Decision { grant: grant(waits, 5), ..none() }, Violation::OverSeats),
+        (Decision { hold: vec![waits], ..none() }, Violation::HoldNotDecoding),
+        (Decision { preempt: vec![waits], ..none() }, Violation::Preempt),
+        (Decision { refuse: vec![refusal], ..none() }, Violation::Refuse),
+    ] {
+        let mut scheduler = Scheduler::new(Config { seats: 1, ..config() }).expect("valid");
+        for slot in [runs, waits] {
+            assert_eq!(scheduler.submit(request(10, 5), 0), Ok(slot));
+        }
+        scheduler.snapshot(&tick(64));
+        scheduler.plan(&tick(64), Advice::Native).expect("native");
+        scheduler.commit_run(0, &RunResult { tokens: &[7], end: 10, done: false });
+        scheduler.commit_done();
+        let plan = scheduler.plan(&tick(64), Advice::Policy(&decision)).expect("valid");
+        assert_eq!(plan.violations, [violation], "{decision:?}");
+        assert_eq!(plan.runs.iter().map(|run| run.slot).collect::<Vec<_>>(), [runs], "{decision:?}");
+        assert_eq!((scheduler.waiting_count(), scheduler.check()), (1, Ok(())), "{decision:?}");
     }
 }
 

@@ -29,6 +29,8 @@ pub struct Args {
     pub starvation_ms: u64,
     pub replicas: usize,
     pub router: Router,
+    /// Look for the fewest replicas with which the p95 of first tokens stays within this.
+    pub plan_ttft_ms: Option<f64>,
     pub svg: Option<PathBuf>,
     pub json: bool,
     pub check: bool,
@@ -63,7 +65,7 @@ fn usage() -> String {
         "sim --policy NAME|FILE.wasm [--settings JSON] [--trace FILE.json | --scenario NAME] [--seed N] [--seconds S]
     [--load SHARE] [--device NAME | --fixed-us N --row-ns N --context-ps N] [--max-rows N] [--seats N] [--kv-tokens N]
     [--context N] [--in-flight N] [--step-target-ms N] [--starvation-ms N] [--replicas N] [--router NAME]
-    [--svg FILE] [--json] [--no-check]
+    [--plan-ttft-ms N] [--svg FILE] [--json] [--no-check]
 sim --hostile all|NAME,NAME... [--settings JSON] [--steps N] [--seed N] [--record]
 
 policies   native, a scheduler plugin by name or file, or a hostile one: {}
@@ -71,6 +73,7 @@ scenarios  {}
 devices    h200-8b, cpu-135m
 routers    round-robin, least-loaded, prefix-affinity
 --trace    requests as a JSON array, or what a server wrote for scheduler_trace: the same arrivals under another policy
+--plan-ttft-ms  the fewest replicas with which the same requests keep a p95 of first tokens, tried from --replicas on
 --hostile  small pools, cancels, every length for so many steps (10,000,000) per policy, the invariants checked at each;
            any policy may be named, `all` are native and the hostile ones; --record keeps the figures",
         hostile.join(", "),
@@ -98,6 +101,7 @@ impl Args {
             starvation_ms: 30_000,
             replicas: 1,
             router: Router::LeastLoaded,
+            plan_ttft_ms: None,
             svg: None,
             json: false,
             check: true,
@@ -155,6 +159,7 @@ impl Args {
             "--starvation-ms" => self.starvation_ms = number()?,
             "--replicas" => self.replicas = number()?.clamp(1, 10_000) as usize,
             "--router" => self.router = Router::parse(&value)?,
+            "--plan-ttft-ms" => self.plan_ttft_ms = Some(real()?),
             "--svg" => self.svg = Some(value.into()),
             "--steps" => self.steps = number()?,
             _ => bail!("unknown argument {word}\n\n{}", usage()),

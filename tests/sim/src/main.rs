@@ -8,7 +8,8 @@ use scheduler::Config;
 use serde_json::{Value, json};
 use sim::args::Args;
 use sim::figures::{deadlines, group_json, groups, jain};
-use sim::fleet::{Fleet, Plan};
+use sim::fleet::{Fleet, Plan, fewest};
+use sim::policies::Source;
 use sim::replica::{Counts, Machine};
 use sim::{load, plot, stress};
 
@@ -36,15 +37,24 @@ fn run(args: &Args) -> Result<()> {
             load::scenario(&args.scenario, args.seed, args.seconds, args.load, row_us)?
         }
     };
+    let (machine, source) = (machine(args), Source::parse(&args.policy, args.settings.as_deref())?);
     let plan = Plan {
-        machine: machine(args),
-        policy: &args.policy,
-        settings: args.settings.as_deref(),
+        machine: &machine,
+        source: &source,
         replicas: args.replicas,
         router: args.router,
         seed: args.seed,
         check: args.check,
     };
+    if let Some(ttft_ms) = args.plan_ttft_ms {
+        let (found, tried) = fewest(plan, &jobs, ttft_ms)?;
+        for one in &tried {
+            println!("{:>5} replicas: ttft p95 {:.1} ms", one.replicas, one.ttft_p95_ms);
+        }
+        let found = found.with_context(|| format!("no fleet that is tried keeps a ttft p95 of {ttft_ms} ms"))?;
+        println!("{found} replicas keep a ttft p95 of {ttft_ms} ms");
+        return Ok(());
+    }
     let mut fleet = Fleet::new(&plan)?;
     fleet.run(&jobs, plan.check)?;
     let figures = figures(args, &jobs, &fleet);
@@ -117,6 +127,7 @@ fn figures(args: &Args, jobs: &[load::Job], fleet: &Fleet) -> Value {
         counts.prompt_us += replica.counts.prompt_us;
     }
     let busy = counts.busy_us as f64 / (fleet.end_us().max(1) as f64 * fleet.replicas.len() as f64);
+    let (least, most) = fleet.busy_shares();
     let services: Vec<f64> = groups.values().map(|group| group.service).collect();
     // While prompts wait the device is busy, so their share of its busy time is their speed.
     let share = (counts.prompt_us / counts.busy_us.max(1) as f64).clamp(0.01, 1.0);
@@ -140,6 +151,8 @@ fn figures(args: &Args, jobs: &[load::Job], fleet: &Fleet) -> Value {
         "fallbacks": counts.fallbacks,
         "preemptions": counts.preemptions,
         "busy_share": (busy * 1e4).round() / 1e4,
+        "busy_share_least": (least * 1e4).round() / 1e4,
+        "busy_share_most": (most * 1e4).round() / 1e4,
         "service_jain": (jain(&services) * 1e4).round() / 1e4,
         "deadlines": found,
         "groups": groups.iter().map(|(name, group)| (name.clone(), group_json(group))).collect::<serde_json::Map<_, _>>(),
@@ -155,6 +168,11 @@ fn print_figures(args: &Args, figures: &Value, seconds: f64) {
         figures["fallbacks"],
         figures["busy_share"].as_f64().unwrap_or(0.0) * 100.0
     );
+    if args.replicas > 1 {
+        let share = |key: &str| figures[key].as_f64().unwrap_or(0.0) * 100.0;
+        let (least, most) = (share("busy_share_least"), share("busy_share_most"));
+        println!("{} replicas, of which the least busy computed {least:.1} % and the most {most:.1} %", args.replicas);
+    }
     println!(
         "{:<12} {:>8} {:>7} {:>10} {:>10} {:>10} {:>9} {:>9} {:>9} {:>7}",
         "group", "requests", "refused", "ttft p50", "p95", "max", "itl p50", "p99", "max", "cached"

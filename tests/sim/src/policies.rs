@@ -126,27 +126,49 @@ fn random(rng: &mut Rng, slots: &BTreeSet<Slot>) -> Decision {
     decision
 }
 
-/// `native` is none; a name of [`HOSTILE`]; anything else is a component, by name or file.
-pub fn load(word: &str, settings: Option<&str>, seed: u64) -> Result<Option<Box<dyn SchedulePolicy>>> {
-    if word == "native" {
-        return Ok(None);
+/// Where policies come from: every replica has one of its own, and a component is compiled once for all of them.
+pub enum Source {
+    Native,
+    Hostile(&'static str, Habit),
+    #[cfg(feature = "wasm")]
+    Component(Box<(plugin_host::PluginHost, plugin_host::SchedulerPlugin)>),
+}
+
+impl Source {
+    /// `native`; a name of [`HOSTILE`]; anything else is a component, by name or file.
+    pub fn parse(word: &str, settings: Option<&str>) -> Result<Self> {
+        if word == "native" {
+            return Ok(Self::Native);
+        }
+        match HOSTILE.iter().find(|(name, _)| *name == word) {
+            Some(&(name, habit)) => Ok(Self::Hostile(name, habit)),
+            None => component(word, settings),
+        }
     }
-    if let Some(&(name, habit)) = HOSTILE.iter().find(|(name, _)| *name == word) {
-        let policy = Hostile { name, habit, rng: Rng(seed), slots: BTreeSet::new(), newest: None };
-        return Ok(Some(Box::new(policy)));
+
+    /// `None`: native first come, first served.
+    pub fn policy(&self, seed: u64) -> Result<Option<Box<dyn SchedulePolicy>>> {
+        Ok(match self {
+            Self::Native => None,
+            &Self::Hostile(name, habit) => {
+                Some(Box::new(Hostile { name, habit, rng: Rng(seed), slots: BTreeSet::new(), newest: None }))
+            }
+            #[cfg(feature = "wasm")]
+            Self::Component(loaded) => Some(loaded.0.policy(&loaded.1)?),
+        })
     }
-    component(word, settings).map(Some)
 }
 
 #[cfg(feature = "wasm")]
-fn component(word: &str, settings: Option<&str>) -> Result<Box<dyn SchedulePolicy>> {
+fn component(word: &str, settings: Option<&str>) -> Result<Source> {
     use plugin_host::{Grants, HostConfig, PluginHost, PluginSource};
     let host = PluginHost::new(HostConfig::default(), &mut prometheus_client::registry::Registry::default())?;
-    Ok(host.load_scheduler(&PluginSource::parse(word), &Grants::default(), settings)?)
+    let plugin = host.scheduler(&PluginSource::parse(word), &Grants::default(), settings)?;
+    Ok(Source::Component(Box::new((host, plugin))))
 }
 
 #[cfg(not(feature = "wasm"))]
-fn component(word: &str, _settings: Option<&str>) -> Result<Box<dyn SchedulePolicy>> {
+fn component(word: &str, _settings: Option<&str>) -> Result<Source> {
     let hostile: Vec<_> = HOSTILE.iter().map(|(name, _)| *name).collect();
     anyhow::bail!("`{word}` is a component, and this simulator was built without them; it knows native and {hostile:?}")
 }

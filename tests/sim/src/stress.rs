@@ -7,7 +7,7 @@ use scheduler::Config;
 use serde_json::{Value, json};
 
 use crate::load::Job;
-use crate::policies;
+use crate::policies::Source;
 use crate::random::Rng;
 use crate::replica::{Counts, Machine, Outcome, Replica};
 
@@ -99,19 +99,20 @@ impl Survived {
 /// Runs at least `steps` steps; the first violated invariant is the error.
 pub fn run(policy: &str, settings: Option<&str>, seed: u64, steps: u64) -> Result<Survived> {
     let started = Instant::now();
+    let source = Source::parse(policy, settings)?;
     let mut total = Survived::default();
     let mut rng = Rng(seed);
     while total.counts.steps < steps {
         let machine = machine(&mut rng);
         let about = format!("seed {seed}, after {} steps, {machine:?}", total.counts.steps);
-        one(policy, settings, machine, &mut rng, &mut total).context(about)?;
+        one(&source, machine, &mut rng, &mut total).context(about)?;
     }
     total.seconds = started.elapsed().as_secs_f64();
     Ok(total)
 }
 
-fn one(policy: &str, settings: Option<&str>, machine: Machine, rng: &mut Rng, total: &mut Survived) -> Result<()> {
-    let policy = policies::load(policy, settings, rng.word())?;
+fn one(source: &Source, machine: Machine, rng: &mut Rng, total: &mut Survived) -> Result<()> {
+    let policy = source.policy(rng.word())?;
     let config = machine.config.clone();
     let mut replica = Replica::new(machine, policy, false)?;
     let mut jobs: Vec<Job> = Vec::new();

@@ -1,9 +1,9 @@
 //! The simulator's own promises, at the size that CI has time for.
 
 use sim::figures::{groups, quantile};
-use sim::fleet::{Fleet, Plan, Router};
+use sim::fleet::{Fleet, Plan, Router, fewest};
 use sim::load::{Job, scenario};
-use sim::policies::HOSTILE;
+use sim::policies::{HOSTILE, Source};
 use sim::replica::{Machine, Outcome};
 use sim::stress;
 
@@ -36,7 +36,8 @@ fn machine() -> Machine {
 }
 
 fn fleet(replicas: usize, router: Router) -> Fleet {
-    let plan = Plan { machine: machine(), policy: "native", settings: None, replicas, router, seed: 1, check: true };
+    let (machine, source) = (machine(), Source::Native);
+    let plan = Plan { machine: &machine, source: &source, replicas, router, seed: 1, check: true };
     Fleet::new(&plan).expect("it starts")
 }
 
@@ -65,6 +66,42 @@ fn affinity_finds_prefixes() {
     assert!(cached(Router::PrefixAffinity) > cached(Router::RoundRobin));
 }
 
+/// Two hundred replicas: every request is served, a seed replays, the load is spread, and finding prefixes is worth more
+/// than evening out.
+#[test]
+fn hundreds_of_replicas_share_a_load() {
+    const REPLICAS: usize = 200;
+    let jobs = scenario("chat", 5, 1.5, 0.5, 24.0 / REPLICAS as f64).expect("known");
+    let run = |router| {
+        let mut fleet = fleet(REPLICAS, router);
+        fleet.run(&jobs, false).expect("no invariant is violated");
+        fleet
+    };
+    let (even, near) = (run(Router::LeastLoaded), run(Router::PrefixAffinity));
+    for fleet in [&even, &near] {
+        let whole = fleet.outcomes().iter().filter(|outcome| outcome.tokens == jobs[outcome.job].output).count();
+        assert_eq!(whole, jobs.len());
+    }
+    assert!(even.busy_shares().0 > 0.3 * even.busy_shares().1, "{:?}", even.busy_shares());
+    let cached = |fleet: &Fleet| fleet.outcomes().iter().map(|outcome| u64::from(outcome.cached)).sum::<u64>();
+    assert!(cached(&near) > cached(&even));
+    let ends = |fleet: &Fleet| fleet.outcomes().iter().map(|outcome| outcome.last_us).collect::<Vec<_>>();
+    assert_eq!(ends(&even), ends(&run(Router::LeastLoaded)));
+}
+
+/// One replica fewer than the fewest misses the target.
+#[test]
+fn the_fewest_replicas_are_found() {
+    let jobs = scenario("chat", 3, 3.0, 0.9, 24.0 / 6.0).expect("known");
+    let (machine, source) = (machine(), Source::Native);
+    let router = Router::LeastLoaded;
+    let plan = Plan { machine: &machine, source: &source, replicas: 1, router, seed: 1, check: false };
+    let (found, tried) = fewest(plan, &jobs, 500.0).expect("no invariant is violated");
+    let found = found.expect("it can be kept");
+    let p95 = |replicas| tried.iter().find(|tried| tried.replicas == replicas).map(|tried| tried.ttft_p95_ms);
+    assert!(found > 1 && p95(found) <= Some(500.0) && p95(found - 1) > Some(500.0), "{found} of {tried:?}");
+}
+
 /// Chunks follow the cost of depth: with a target of 50 ms no gap of a stream is much longer, 100,000 tokens deep.
 #[test]
 fn steps_keep_their_target_at_depth() {
@@ -83,7 +120,9 @@ fn serve(policy: &str, seats: u16, jobs: &[Job]) -> Vec<Outcome> {
     machine.config.seats = seats;
     machine.config.max_rows = 512;
     machine.cost.context_ps = 0;
-    let plan = Plan { machine, policy, settings: None, replicas: 1, router: Router::RoundRobin, seed: 1, check: true };
+    let source = Source::parse(policy, None).expect("known");
+    let (router, machine) = (Router::RoundRobin, &machine);
+    let plan = Plan { machine, source: &source, replicas: 1, router, seed: 1, check: true };
     let mut fleet = Fleet::new(&plan).expect("it starts");
     fleet.run(jobs, true).expect("no invariant is violated");
     fleet.outcomes().into_iter().cloned().collect()

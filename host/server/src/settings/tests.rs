@@ -63,9 +63,13 @@ fn several_names_share_one_engine() {
 
 #[test]
 fn what_has_no_effect_is_said() {
-    let settings = gather("script:{}/a.json --batch-invariant", "").unwrap();
-    assert_eq!(settings.warnings.len(), 1, "{:?}", settings.warnings);
-    assert!(settings.warnings[0].contains("batch_invariant has no effect on the CPU"));
+    for (flag, key) in
+        [("--batch-invariant", "batch_invariant"), ("--mamba-ssm-cache-dtype bfloat16", "mamba_ssm_cache_dtype")]
+    {
+        let settings = gather(&format!("script:{{}}/a.json {flag}"), "").unwrap();
+        assert_eq!(settings.warnings.len(), 1, "{:?}", settings.warnings);
+        assert!(settings.warnings[0].contains(&format!("{key} has no effect on the CPU")));
+    }
     let config =
         format!("{TWO}\n[plugin.nobody]\ngrant = [\"log\"]\n[plugin.hermes]\n[engine.b]\nsource = \"script:a.json\"");
     let settings = gather("--config {}/tokenloom.toml", &config).unwrap();
@@ -88,6 +92,7 @@ fn mistakes_say_where_they_are() {
         ("script:{}/a.json --kv-cache-dtype fp8", "", "only `auto` is known"),
         ("script:{}/a.json --quantization fp8", "", "`fp8` is for `--device cuda`"),
         ("script:{}/a.json --device cuda --quantization int4", "", "`int4` is not one of fp8"),
+        ("script:{}/a.json --mamba-ssm-cache-dtype fp8", "", "`fp8` is not one of auto, float32, bfloat16"),
         ("script:{}/a.json --quantization q4_k_m", "", "`q4_k_m` is not one of fp8, or, of random weights"),
         ("script:{}/a.json --load-format dummy", "", "`dummy` needs a folder with a config.json"),
         ("script:{}/a.json --reasoning-field x", "", "reasoning_field `x` is not one of"),

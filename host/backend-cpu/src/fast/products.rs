@@ -12,6 +12,9 @@ use crate::pool::{Panicked, Shares, ThreadPool, Tickets};
 /// Outputs that a thread takes at once, in grains; a multiple of the widest kernel's need.
 const GRAINS_MAX: usize = 16;
 
+/// Turns of each thread in a phase: the last one, which others may have to wait for, is then a small part of it.
+const TURNS: usize = 8;
+
 /// A weight whose products go to consecutive columns from `first_col` on.
 #[derive(Clone, Copy)]
 struct Target<'a> {
@@ -126,7 +129,7 @@ impl Fast {
         let [gate, up] = [gate, up].map(|id| self.packed[id.0 as usize].as_ref().expect(PACKED));
         let (isa, ffn, acts, ffn_acts) = (self.isa, self.ffn, &self.acts, &self.ffn_acts);
         let grains = ffn.div_ceil(ROW_GRAIN);
-        let tickets = Tickets::new(grains, (grains / (self.pool.threads() * 4)).clamp(1, GATE_GRAINS_MAX));
+        let tickets = Tickets::new(grains, (grains / (self.pool.threads() * TURNS)).clamp(1, GATE_GRAINS_MAX));
         let lanes = Shares::new(&mut self.lanes);
         self.pool.run(&|thread| {
             // SAFETY: each thread uses its own lane.
@@ -167,7 +170,7 @@ impl Call<'_> {
     fn products(&mut self, targets: &[Option<Target<'_>>], out: &OutCols<'_>, store: Store) -> Result<(), Panicked> {
         let grains_of = |target: &Target<'_>| target.weight.rows().div_ceil(ROW_GRAIN);
         let grains: usize = targets.iter().flatten().map(grains_of).sum();
-        let tickets = Tickets::new(grains, (grains / (self.pool.threads() * 4)).clamp(1, GRAINS_MAX));
+        let tickets = Tickets::new(grains, (grains / (self.pool.threads() * TURNS)).clamp(1, GRAINS_MAX));
         let (isa, acts, lanes) = (self.isa, self.acts, Shares::new(self.lanes));
         self.pool.run(&|thread| {
             // SAFETY: each thread uses its own lane.

@@ -7,9 +7,9 @@
 //! Where 16 times a weight's code is a byte too, one product takes both: its second operand is the block's codes times
 //! 16, then the codes ([`expand_twice`]). Other formats are expanded as for the vector kernels, and take two products.
 //!
-//! A product takes the unit 16 cycles for 16 rows, the floats take the vector units 32. The sums of a product are read
-//! while later ones are on their way; even so the two overlap little on processors of 2023 (11 ns and 11 ns alone, 25
-//! together), and batches of either are slower.
+//! A product takes the unit 19 cycles for 16 rows and its sums 16 more on their way out; the floats take the vector units
+//! 32. Both units share a port, so they can overlap in part only: docs/decisions/0032-tiles-share-a-port.md. Reading
+//! sums later, or in batches, changes nothing.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -222,6 +222,11 @@ unsafe fn group_of<const FORM: u8, const MINS: bool, const M: usize>(
     // SAFETY: the caller's promises; a product reads `M` rows of its block's codes and its part of the tile, and writes
     // `M` rows of sums. Sums are read `LAG` turns after they were written.
     unsafe {
+        unroll!(M, m, {
+            // Rows of the target are far apart and seldom in the first cache: their lines come meanwhile.
+            let line = target.at.wrapping_add(m * target.stride);
+            asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+        });
         let scales = tile.add(code_bytes * blocks).cast::<f32>();
         let mut sums = [Avx512::splat(0.0); M];
         for turn in 0..turns + LAG {

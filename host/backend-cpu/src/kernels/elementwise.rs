@@ -145,7 +145,7 @@ unsafe fn silu_mul_all<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
 #[inline(always)]
 pub(super) unsafe fn silu<S: Simd>(x: S::F) -> S::F {
     // SAFETY: the caller's promise.
-    unsafe { S::div(x, S::add(S::splat(1.0), exp::<S>(S::sub(S::splat(0.0), x)))) }
+    unsafe { S::div_near(x, S::add(S::splat(1.0), exp::<S>(S::sub(S::splat(0.0), x)))) }
 }
 
 /// `e^x` with a relative error below 1e-6 from -87 on; below that it stays at e^-87, above 88 at e^88; NaN stays NaN.

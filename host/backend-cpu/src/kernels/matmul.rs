@@ -24,9 +24,9 @@ pub enum Store {
     Add,
 }
 
-/// Activations that one pass over a weight's tiles keeps in the second-level cache, in bytes: half of the 1 MiB or more
-/// that processors with AVX-512 have.
-const PASS_BYTES: usize = 512 << 10;
+/// Codes of activations that one pass over a weight's tiles keeps in the second-level cache, in bytes: half of the 2 MiB
+/// that processors with tiles have. Others have less, and wait longer for their arithmetic than for the third level.
+const PASS_BYTES: usize = 1 << 20;
 
 /// Bytes of scratch that [`matmul`] needs.
 pub fn scratch_bytes(weight: &PackedWeight) -> usize {

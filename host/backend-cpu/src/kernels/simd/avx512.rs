@@ -78,6 +78,16 @@ impl Simd for Avx512 {
         unsafe { _mm512_div_ps(a, b) }
     }
     #[inline(always)]
+    unsafe fn div_near(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: see above.
+        unsafe {
+            // 14 bits, then twice as many (Newton).
+            let inverse = _mm512_rcp14_ps(b);
+            let error = _mm512_fnmadd_ps(b, inverse, _mm512_set1_ps(1.0));
+            _mm512_mul_ps(a, _mm512_fmadd_ps(inverse, error, inverse))
+        }
+    }
+    #[inline(always)]
     unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
         // SAFETY: see above.
         unsafe { _mm512_fmadd_ps(a, b, c) }

@@ -58,6 +58,12 @@ pub(super) trait Simd: Copy + 'static {
     unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    /// `a / b` within 2 units of the last place, for `b` of 1 to 2^126, and tiny beyond: division is slow.
+    #[inline(always)]
+    unsafe fn div_near(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the caller's promise.
+        unsafe { Self::div(a, b) }
+    }
     /// `a * b + c`, fused where the set can.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// The larger; `b` when either is NaN.

@@ -5,9 +5,10 @@
 //   S = e^g S;  d = beta (v - S k);  S = S + d k^T;  o = S q
 //   attended[row, head] = rms(o; norm) gate(z)
 //
-// mix [rows, mix_width]: u = q|k|v (CHANNELS), then z. gates [rows, gates_width]: beta, then alpha. states [seats + 1, VALUE_HEADS, VALUE_DIM, KEY_DIM], of one
-// layer, in f32 or bf16 (STATE16). rings [seats + 1, 4, CHANNELS]: the token at position p in place p % 4. taps [CHANNELS, 4], decay and bias
-// [VALUE_HEADS], norm [VALUE_DIM] in f32. At position 0 state and ring count as zero, whatever they hold.
+// mix [rows, mix_width]: u = q|k|v (CHANNELS), then z. gates [rows, gates_width]: beta, then alpha. Of one layer: states
+// [numbers, VALUE_HEADS, VALUE_DIM, KEY_DIM], a seat's first, in f32 or bf16 (STATE16); rings [numbers, 4, CHANNELS], the
+// token at position p in place p % 4; taps [CHANNELS, 4], decay and bias [VALUE_HEADS], norm [VALUE_DIM] in f32. At
+// position 0 state and ring count as zero, whatever they hold.
 // Blocks of 256 threads take (run, value head) in turn; while one is computed all that the next one reads comes into shared
 // memory: its state, each thread's part to a place of its own, and its inputs. Only a token's own row, z and gates depend on
 // the kernel before; the rest is on its way before we wait for it. Runs of several rows are none of its business.

@@ -290,13 +290,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
             for (int j = 0; j < PIECES; j++) v[j] = load_piece(x + (long long)token * k, first + j * NORM_WARPS);
 #pragma unroll
             for (int j = 0; j < PIECES; j++) {
-                const u32 *p = (const u32 *)&v[j];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    float a = half_lo(p[i]), b = half_hi(p[i]);
-                    sum = fmaf(a, a, sum);
-                    sum = fmaf(b, b, sum);
-                }
+                add_squares(sum, v[j]);
                 int piece = (first + j * NORM_WARPS) * WARP + lane;
                 if (piece * 8 < k) *(U4 *)(near + token * row_bytes + piece * 16) = v[j];
             }

@@ -331,6 +331,16 @@ __device__ __forceinline__ float warp_max(float x) {
     for (int o = 16; o > 0; o >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL, x, o));
     return x;
 }
+// sum += v . v: the order in which a norm adds its squares, wherever it is computed.
+__device__ __forceinline__ void add_squares(float &sum, const U4 &v) {
+    const u32 *p = (const u32 *)&v;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float a = half_lo(p[j]), b = half_hi(p[j]);
+        sum = fmaf(a, a, sum);
+        sum = fmaf(b, b, sum);
+    }
+}
 // Over a block of 256; `partial` has 8 places.
 __device__ __forceinline__ float block_sum256(float x, float *partial) {
     x = warp_sum(x);

@@ -25,22 +25,13 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *
     long long row = pick ? pick[blockIdx.x] : blockIdx.x;
     const u16 *from = h + row * hidden;
     float sum = 0.f;
-    auto add = [&](U4 v) {
-        const u32 *p = (const u32 *)&v;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float a = half_lo(p[j]), b = half_hi(p[j]);
-            sum = fmaf(a, a, sum);
-            sum = fmaf(b, b, sum);
-        }
-    };
 #pragma unroll
     for (int j = 0; j < KEPT; j++)
         if (threadIdx.x + 256 * j < chunks) x[j] = load16(from + 8 * (threadIdx.x + 256 * j));
 #pragma unroll
     for (int j = 0; j < KEPT; j++)
-        if (threadIdx.x + 256 * j < chunks) add(x[j]);
-    for (int i = threadIdx.x + 256 * KEPT; i < chunks; i += 256) add(load16(from + 8 * i));
+        if (threadIdx.x + 256 * j < chunks) add_squares(sum, x[j]);
+    for (int i = threadIdx.x + 256 * KEPT; i < chunks; i += 256) add_squares(sum, load16(from + 8 * i));
     sum = warp_sum(sum);
     if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = sum;
     __syncthreads();

@@ -353,8 +353,7 @@ impl Forward<'_> {
     ) -> Result<bool, BackendError> {
         let ring = self.kernels.products.blocks.ring;
         let room = |(formats, _): &([Format; 2], _)| ring.near_shared(*formats, (m, k)).is_some();
-        if !ring.hopper
-            || k > NEAR_NORM_MAX
+        if k > NEAR_NORM_MAX
             || (epilogue == Epilogue::SiluMul && !packed.gate_up)
             || !launches(packed.parts.iter().map(|part| part.format)).iter().all(room)
         {

@@ -65,6 +65,14 @@ impl DeltaLayer {
     }
 }
 
+/// Beta and alpha of rows, where they do not stand in `mix`.
+struct Gates {
+    /// `[rows, gates_width]`.
+    rows: Buffer,
+    /// Their product for few rows, beside FP8 weights.
+    few: Kernel,
+}
+
 /// What models with recurrent layers have beside the others.
 pub struct Delta {
     pub shape: DeltaShape,
@@ -74,7 +82,6 @@ pub struct Delta {
     chunk: Kernel,
     scan: Kernel,
     out: Kernel,
-    few_gates: Kernel,
     chunk_shared: u32,
     scan_shared: u32,
     conv_rows: Buffer,
@@ -82,8 +89,7 @@ pub struct Delta {
     chunk_w: Buffer,
     chunk_p: Buffer,
     chunk_g: Buffer,
-    /// `[rows, gates_width]`, where beta and alpha do not stand in `mix`.
-    pub gates: Option<Buffer>,
+    gates: Option<Gates>,
     /// Of each layer `[numbers, value_heads, value_dim, key_dim]`, and `[numbers, RING, channels]`: those of the seats and
     /// of the null seat, then the saved ones.
     pub states: Vec<Buffer>,
@@ -120,7 +126,7 @@ impl Delta {
         (seats, saved, rows, separate_gates): (usize, usize, usize, bool),
         (state_type, invariant): (StateType, bool),
     ) -> Result<Self, BackendError> {
-        let [few_gates, step, conv, chunk, scan, out] = kernels(compiler, &shape, (state_type, invariant))?;
+        let [step, conv, chunk, scan, out] = kernels(compiler, &shape, (state_type, invariant))?;
         let (chunk_shared, scan_shared) = (chunk_shared(&shape), scan_shared(&shape, stages(compiler.target.arch)));
         step.allow_shared(step_shared(&shape, state_type))?;
         chunk.allow_shared(chunk_shared)?;
@@ -133,14 +139,16 @@ impl Delta {
             let one = |layer| device.alloc_zeroed(&format!("{what} of layer {layer}"), (seats + 1 + saved) * bytes);
             (0..spec.state_layers).map(one).collect::<Result<Vec<_>, _>>()
         };
-        let gates = || device.alloc_zeroed("gates of the delta rule", padded * gates_width(shape.value_heads) * 2);
+        let gates = || -> Result<_, BackendError> {
+            let rows = device.alloc_zeroed("gates of the delta rule", padded * gates_width(shape.value_heads) * 2)?;
+            Ok(Gates { rows, few: gates_kernel(compiler)? })
+        };
         Ok(Self {
             step,
             conv,
             chunk,
             scan,
             out,
-            few_gates,
             chunk_shared,
             scan_shared,
             conv_rows: alloc("convolved rows", rows * shape.channels() * 2)?,
@@ -158,7 +166,7 @@ impl Delta {
 
     /// What a step works with, without the state.
     pub fn work_bytes(&self) -> usize {
-        let gates = self.gates.as_ref().map_or(0, |gates| gates.bytes);
+        let gates = self.gates.as_ref().map_or(0, |gates| gates.rows.bytes);
         let buffers = [&self.conv_rows, &self.chunk_u, &self.chunk_w, &self.chunk_p, &self.chunk_g];
         gates + buffers.iter().map(|buffer| buffer.bytes).sum::<usize>()
     }
@@ -213,7 +221,7 @@ pub fn kernels(
     compiler: &mut Compiler<'_>,
     shape: &DeltaShape,
     (state_type, invariant): (StateType, bool),
-) -> Result<[Kernel; 6], BackendError> {
+) -> Result<[Kernel; 5], BackendError> {
     let flags = [
         ("KEY_HEADS", shape.key_heads),
         ("VALUE_HEADS", shape.value_heads),
@@ -226,13 +234,16 @@ pub fn kernels(
     ];
     let scan_flags = [&flags[..], &[("STAGES", stages(compiler.target.arch))]].concat();
     Ok([
-        compiler.kernel(kernels::DELTA_GATES, &[])?,
         compiler.kernel(kernels::DELTA_STEP, &flags)?,
         compiler.kernel(kernels::DELTA_CONV, &flags)?,
         compiler.kernel(kernels::DELTA_CHUNK, &flags)?,
         compiler.kernel(kernels::DELTA_SCAN, &scan_flags)?,
         compiler.kernel(kernels::DELTA_OUT, &flags)?,
     ])
+}
+
+pub fn gates_kernel(compiler: &mut Compiler<'_>) -> Result<Kernel, BackendError> {
+    compiler.kernel(kernels::DELTA_GATES, &[])
 }
 
 /// Chunks of runs that do not go on by the recurrence, which is how many blocks `delta_chunk` wants.
@@ -311,20 +322,20 @@ impl Forward<'_> {
             let n = gates_width(delta.shape.value_heads);
             groups(rows).try_for_each(|(first, rows)| {
                 let args = Args::default()
-                    .pointer(out.pointer + (first * n * 2) as u64)
+                    .pointer(out.rows.pointer + (first * n * 2) as u64)
                     .pointer(normed + (first * hidden * 2) as u64)
                     .pointer(few.pointer)
                     .int(rows)
                     .int(n)
                     .int(hidden);
-                delta.few_gates.launch(self.device, Shape::new(n as u32, 128), args)
+                out.few.launch(self.device, Shape::new(n as u32, 128), args)
             })?;
             return self.few_rows_fp8(Role::Qkv, mix, normed, weight, shape);
         }
         self.normed_product(Epilogue::Store, mix, (norm, 0), weight, shape)?;
         let (Some(gates), Some(out)) = (gates, &delta.gates) else { return Ok(()) };
         let shape = (rows, gates_width(delta.shape.value_heads), hidden);
-        self.normed_product(Epilogue::Store, out.pointer, (norm, 0), gates, shape)
+        self.normed_product(Epilogue::Store, out.rows.pointer, (norm, 0), gates, shape)
     }
 
     /// Single rows by the recurrence, prompts by chunks. `gates_apart`: beta and alpha do not stand in `mix`.
@@ -334,7 +345,7 @@ impl Forward<'_> {
         let (mix, width) = (w.mix.pointer, delta.mix_width());
         let heads = shape.value_heads;
         let (gates, gates_width) = match delta.gates.as_ref().filter(|_| gates_apart) {
-            Some(gates) => (gates.pointer, gates_width(heads)),
+            Some(gates) => (gates.rows.pointer, gates_width(heads)),
             None => (mix + ((shape.channels() + shape.value_width()) * 2) as u64, width),
         };
         let (states, rings) = (delta.states[layer.index].pointer, delta.rings[layer.index].pointer);

@@ -76,6 +76,7 @@ pub fn compile_for(machine: u32, cache: Option<&Path>) -> Result<(u32, u32), Bac
                     for form in [(StateType::F32, false), (StateType::F32, true), (StateType::Bf16, false)] {
                         crate::delta::kernels(&mut compiler, &DELTA, form)?;
                     }
+                    crate::delta::gates_kernel(&mut compiler)?;
                     crate::saved::kernel(&mut compiler)?;
                 }
                 compiled += compiler.compiled;

@@ -2,9 +2,9 @@
 //!
 //! A file is named by the component's SHA-256 and by what wasmtime says code must agree on (version, target, config).
 //! Loading compiled code is as dangerous as running a native binary, so a file counts only if its first 32 bytes are the
-//! authentication code (keyed BLAKE3) of its name and the rest under a key that lies in the same folder with mode 0600, and the folder is 0700. Who
-//! can read the key is this user already. Anything else (truncated, edited, copied from elsewhere) is compiled again. A
-//! `.cwasm` file given by a user is never loaded.
+//! authentication code (keyed BLAKE3) of its name and the rest under a key that lies in the same folder with mode 0600,
+//! and the folder is 0700. Who can read the key is this user already. Anything else (truncated, edited, copied from
+//! elsewhere) is compiled again. A `.cwasm` file given by a user is never loaded.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::Hash;

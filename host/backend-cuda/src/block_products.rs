@@ -171,9 +171,9 @@ impl Uses {
 }
 
 /// Rows of which `x` is brought to shared memory before its product, and normed there. More take longer than they save.
-const NEAR_ROWS_MAX: usize = 2;
+pub const NEAR_ROWS_MAX: usize = 2;
 /// The widest row that is normed so; the kernel's PIECES and NORM_WARPS.
-const NEAR_NORM_MAX: usize = 10_240;
+pub const NEAR_NORM_MAX: usize = 10_240;
 /// Blocks of clusters larger than two that a card surely runs at once: some of its groups of multiprocessors are smaller.
 const CLUSTERED_BLOCKS_MAX: usize = 96;
 
@@ -239,9 +239,9 @@ impl Ring {
 struct FewRows {
     /// By token tiles.
     far: [Kernel; 2],
-    /// For rows that are brought to shared memory: what adds to the residual stream takes them as they are, the others norm
-    /// its rows.
-    near: Option<Kernel>,
+    /// For a row that is brought to shared memory, and for more: what adds to the residual stream takes them as they are, the
+    /// others norm its rows.
+    near: Option<[Kernel; 2]>,
 }
 
 fn near_norms(mode: usize) -> bool {
@@ -260,7 +260,7 @@ impl BlockKernels {
         let ring = Ring::new(compiler.target.arch);
         let mut few_rows = HashMap::new();
         for &asked in &uses.few_rows {
-            let mut kernel = |tiles: usize, near: usize| {
+            let mut kernel = |tiles: usize, near: usize, one: bool| {
                 let flags = [
                     ("NT", tiles),
                     ("TYPE0", asked.formats[0] as usize),
@@ -268,6 +268,7 @@ impl BlockKernels {
                     ("MODE", asked.mode),
                     ("TAIL", usize::from(asked.tail)),
                     ("NEAR", near),
+                    ("ONE", usize::from(one)),
                     ("DEPTH", ring.depth),
                     ("WARPS", ring.warps),
                     ("BLOCKS", ring.blocks),
@@ -277,9 +278,12 @@ impl BlockKernels {
                 kernel.allow_shared(most as u32)?;
                 Ok::<_, BackendError>(kernel)
             };
-            let far = [kernel(TILES[0], 0)?, kernel(TILES[1], 0)?];
+            let far = [kernel(TILES[0], 0, false)?, kernel(TILES[1], 0, false)?];
             let near = 1 + usize::from(near_norms(asked.mode));
-            let near = if ring.hopper { Some(kernel(TILES[0], near)?) } else { None };
+            let near = match ring.hopper {
+                true => Some([kernel(TILES[0], near, true)?, kernel(TILES[0], near, false)?]),
+                false => None,
+            };
             few_rows.insert(asked, FewRows { far, near });
         }
         let mut all = |embed: usize| {
@@ -392,7 +396,7 @@ impl Forward<'_> {
             let ring = kernels.ring;
             let near = ring.near_shared(formats, (m, k)).filter(|_| norm.is_some() == near_norms(asked.mode));
             let (kernel, shared) = match (&kernel.near, near) {
-                (Some(kernel), Some(shared)) => (kernel, shared),
+                (Some(near), Some(shared)) => (&near[usize::from(m > 1)], shared),
                 _ => (&kernel.far[tile_of(m)], ring.shared_bytes(formats)),
             };
             let cluster = ring.cluster(end, self.device.multiprocessors as usize);

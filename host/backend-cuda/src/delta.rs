@@ -10,10 +10,11 @@ use crate::block_products::{formats_of, one_product};
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device, fault};
 use crate::forward::{DeviceOp, Forward, StepSize};
+use crate::fp8_products::Role;
 use crate::invariant::groups;
 use crate::launch::{Args, Shape};
 use crate::load::{Loader, no_kernel};
-use crate::products::{Epilogue, Matrix, Role};
+use crate::products::{Epilogue, Matrix};
 
 /// The type of recurrent states between steps. Steps compute in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +39,8 @@ const RING: usize = 4;
 /// Rows of a warp of `delta_conv`, and columns of the state that a block of `delta_scan` keeps.
 const CONV_ROWS: usize = 16;
 const SCAN_COLUMNS: usize = 32;
+/// Warps of a block that makes an output of the gates; the kernels' own.
+pub const GATE_WARPS: usize = 16;
 
 /// Beta and alpha of a row, and zeros up to whole tiles of rows of weights: rows of `mix` stay aligned for any number of
 /// heads.
@@ -71,6 +74,23 @@ struct Gates {
     rows: Buffer,
     /// Their product for few rows, beside FP8 weights.
     few: Kernel,
+}
+
+/// That product for a step's first rows; the kernels' `Gates`.
+#[derive(Clone, Copy)]
+pub struct GateProduct {
+    pub out: u64,
+    pub weights: u64,
+    /// Outputs: a block each.
+    pub n: usize,
+}
+
+impl GateProduct {
+    pub const NONE: Self = Self { out: 0, weights: 0, n: 0 };
+
+    pub fn words(self) -> [u64; 3] {
+        [self.out, self.weights, self.n as u64]
+    }
 }
 
 /// What models with recurrent layers have beside the others.
@@ -317,18 +337,19 @@ impl Forward<'_> {
         if let (Some(Matrix::Half(few)), Some(out), Matrix::Fp8 { .. }) = (gates, &delta.gates, weight)
             && self.few(rows)
         {
+            let n = gates_width(delta.shape.value_heads);
+            let own = GateProduct { out: out.rows.pointer, weights: few.pointer, n };
+            if self.norming_fp8(Role::Qkv, mix, (norm, own), weight, shape)? {
+                return Ok(());
+            }
             // One norm for both products; the small one first, for the other's weights come meanwhile.
             self.norm_f16(norm, 0, rows)?;
-            let n = gates_width(delta.shape.value_heads);
             groups(rows).try_for_each(|(first, rows)| {
-                let args = Args::default()
-                    .pointer(out.rows.pointer + (first * n * 2) as u64)
-                    .pointer(normed + (first * hidden * 2) as u64)
-                    .pointer(few.pointer)
-                    .int(rows)
-                    .int(n)
-                    .int(hidden);
-                out.few.launch(self.device, Shape::new(n as u32, 128), args)
+                let own = GateProduct { out: own.out + (first * n * 2) as u64, ..own };
+                let x = normed + (first * hidden * 2) as u64;
+                let args = Args::default().words(&own.words()).pointer(x).int(rows).int(hidden);
+                let block = Shape::new(n as u32, (GATE_WARPS * 32) as u32);
+                out.few.launch(self.device, block.shared((2 * hidden) as u32), args)
             })?;
             return self.few_rows_fp8(Role::Qkv, mix, normed, weight, shape);
         }

@@ -15,8 +15,9 @@ use crate::block_products::Uses;
 use crate::compile::{Compiler, Kernel};
 use crate::delta::{Delta, DeltaLayer};
 use crate::device::{Buffer, Device, fault};
+use crate::fp8_products::Fp8Work;
 use crate::launch::{Args, Shape};
-use crate::products::{Epilogue, Fp8Scales, Fp8Work, Matrix, ProductKernels};
+use crate::products::{Epilogue, Fp8Scales, Matrix, ProductKernels};
 use crate::seats::{SeatUpload, UploadLayout};
 
 /// Keys of one decode work item.

@@ -12,6 +12,7 @@ mod compile;
 mod delta;
 mod device;
 mod forward;
+mod fp8_products;
 mod invariant;
 mod launch;
 mod lay_out;

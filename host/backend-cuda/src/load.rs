@@ -15,10 +15,11 @@ use crate::compile::{Compiler, Target};
 use crate::delta::{Delta, DeltaLayer, StateType};
 use crate::device::{Buffer, Device, DeviceOptions, fault};
 use crate::forward::{DeviceModel, DeviceOp, Kernels, Workspace};
+use crate::fp8_products::Fp8Work;
 use crate::launch::{Args, Shape};
 use crate::packed::{Format, TILE_ROWS, pack_tile};
 use crate::pool::Pool;
-use crate::products::{Fp8Scales, Fp8Work, Matrix};
+use crate::products::{Fp8Scales, Matrix};
 use crate::saved::{SavedStates, Slots};
 use crate::step::CudaBackend;
 

@@ -11,14 +11,14 @@
 use std::sync::Arc;
 
 use backend::BackendError;
-use backend::ops::{DeltaShape, ModelSpec};
 
-use crate::blas::{Blas, Call, Operands, Product, library_rows};
+use crate::blas::{Call, Operands, Product, library_rows};
 use crate::block_products::{BlockKernels, Packed, Uses};
 use crate::compile::{Compiler, Kernel};
+use crate::delta::GateProduct;
 use crate::device::{Buffer, Device, fault};
 use crate::forward::{DeviceOp, Forward};
-use crate::invariant::groups;
+use crate::fp8_products::{Fp8Kernels, Fp8Work, Role};
 use crate::launch::{Args, Shape};
 
 /// Rows up to which one read of the weights through `few_rows` wins over the library.
@@ -26,10 +26,8 @@ pub const FEW_ROWS_MAX: usize = 16;
 /// Token tiles of `few_rows`, eight rows each.
 pub const TILES: [usize; 2] = [1, 2];
 /// Rows of weights that a block of `few_rows` takes at once.
-const TILE_ROWS: usize = 16;
+pub const TILE_ROWS: usize = 16;
 const WARPS: usize = 8;
-/// Blocks of `few_rows` on one multiprocessor: what its shared memory leaves room for.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
 /// Rows up to which sums of bare codes are faster: on an H200 66 against 103 us a layer of Qwen3-8B at 32 rows, 72 against
 /// 96 at 128, and nothing from 512 on.
 const RAW_ROWS_MAX: usize = 256;
@@ -82,83 +80,14 @@ pub struct ProductKernels {
     /// By tile count and epilogue.
     few_rows: Vec<[Kernel; 4]>,
     silu_mul: Kernel,
-    fp8: Option<Fp8Kernels>,
+    pub fp8: Option<Fp8Kernels>,
     pub blocks: BlockKernels,
-}
-
-struct Fp8Kernels {
-    /// By tile count and [`Role`].
-    few_rows: Vec<[Kernel; 4]>,
-    /// The norm in front of `few_rows`: f16 rows.
-    norm_f16: Kernel,
-    /// The norms in front of the library: codes, and 16 bits for a head behind FP8 layers.
-    norm_codes: Kernel,
-    norm_half: Kernel,
-    quantize: Kernel,
-    silu_mul: Kernel,
-    scale_rows: Kernel,
-    dequantize: Kernel,
-}
-
-/// What a product is to a layer: it decides what its FP8 kernel reads and writes.
-#[derive(Clone, Copy)]
-pub enum Role {
-    /// Normed rows to queries, keys and values.
-    Qkv = 0,
-    /// Attention's rows to the residual stream.
-    Out = 1,
-    /// Normed rows to activated ones.
-    GateUp = 2,
-    /// Activated rows to the residual stream.
-    Down = 3,
-}
-
-impl Role {
-    const ALL: [Self; 4] = [Self::Qkv, Self::Out, Self::GateUp, Self::Down];
-
-    /// MODE and X of the kernel.
-    fn flags(self) -> (usize, usize) {
-        match self {
-            Self::Qkv => (Epilogue::Store as usize, 0),
-            Self::Out => (Epilogue::AddResidual as usize, 1),
-            Self::GateUp => (Epilogue::SiluMul as usize, 0),
-            Self::Down => (Epilogue::AddResidual as usize, 2),
-        }
-    }
 }
 
 /// Shared memory of `few_rows`: the partial sums of its warps.
 fn few_rows_shared(tiles: usize, silu: bool) -> u32 {
     let matrices = if silu { 2 } else { 1 };
     (WARPS * tiles * 8 * (matrices * TILE_ROWS + 1) * size_of::<f32>()) as u32
-}
-
-/// Warps of a block of `few_rows_fp8`, and the steps of 16 bytes that each of its threads has on the way.
-struct Ring {
-    warps: usize,
-    depth: usize,
-}
-
-impl Ring {
-    fn new(arch: u32, role: Role) -> Self {
-        match (arch, role) {
-            // Before 8.0 copies are not asynchronous and shared memory is small.
-            (..80, _) => Self { warps: 8, depth: 2 },
-            (_, Role::GateUp) => Self { warps: 16, depth: 2 },
-            (_, Role::Qkv | Role::Out | Role::Down) => Self { warps: 16, depth: 4 },
-        }
-    }
-
-    fn threads(&self) -> u32 {
-        (self.warps * 32) as u32
-    }
-
-    /// The weights on the way beside the partial sums.
-    fn shared_bytes(&self, tiles: usize, role: Role) -> u32 {
-        let matrices = if matches!(role, Role::GateUp) { 2 } else { 1 };
-        let partial = self.warps * tiles * 8 * (matrices * TILE_ROWS + 1) * size_of::<f32>();
-        (self.depth * 2 * matrices * self.warps * 32 * 16 + partial) as u32
-    }
 }
 
 fn compile_few_rows(compiler: &mut Compiler<'_>) -> Result<Vec<[Kernel; 4]>, BackendError> {
@@ -174,39 +103,9 @@ fn compile_few_rows(compiler: &mut Compiler<'_>) -> Result<Vec<[Kernel; 4]>, Bac
     TILES.iter().map(|&tiles| all(tiles)).collect()
 }
 
-fn compile_fp8(compiler: &mut Compiler<'_>, scales: Fp8Scales) -> Result<Fp8Kernels, BackendError> {
-    let arch = compiler.target.arch;
-    let groups = usize::from(scales == Fp8Scales::Blocks);
-    let mut few_rows = Vec::new();
-    for tiles in TILES {
-        let mut kernel = |role: Role| {
-            let ((mode, x), ring) = (role.flags(), Ring::new(arch, role));
-            let shape = [("NT", tiles), ("DEPTH", ring.depth), ("WARPS", ring.warps)];
-            let kernel = compiler.kernel(
-                kernels::FEW_ROWS_FP8,
-                &[&shape[..], &[("MODE", mode), ("SCALES", groups), ("X", x)]].concat(),
-            )?;
-            kernel.allow_shared(ring.shared_bytes(tiles, role))?;
-            Ok(kernel)
-        };
-        let [a, b, c, d] = Role::ALL;
-        few_rows.push([kernel(a)?, kernel(b)?, kernel(c)?, kernel(d)?]);
-    }
-    Ok(Fp8Kernels {
-        few_rows,
-        norm_f16: compiler.kernel(kernels::RMS_NORM, &[("F16", 1)])?,
-        norm_codes: compiler.kernel(kernels::RMS_NORM_FP8, &[("OUT", groups)])?,
-        norm_half: compiler.kernel(kernels::RMS_NORM_FP8, &[("OUT", 2)])?,
-        quantize: compiler.kernel(kernels::QUANTIZE, &[("GROUPS", groups)])?,
-        silu_mul: compiler.kernel(kernels::SILU_MUL_FP8, &[("GROUPS", groups)])?,
-        scale_rows: compiler.kernel(kernels::SCALE_ROWS, &[])?,
-        dequantize: compiler.kernel(kernels::DEQUANTIZE, &[("TILES", groups)])?,
-    })
-}
-
 impl ProductKernels {
     pub fn compile(compiler: &mut Compiler<'_>, fp8: Option<Fp8Scales>, blocks: &Uses) -> Result<Self, BackendError> {
-        let fp8 = fp8.map(|scales| compile_fp8(compiler, scales)).transpose()?;
+        let fp8 = fp8.map(|scales| Fp8Kernels::compile(compiler, scales)).transpose()?;
         let few_rows = compile_few_rows(compiler)?;
         let blocks = BlockKernels::compile(compiler, blocks)?;
         Ok(Self { few_rows, silu_mul: compiler.kernel(kernels::SILU_MUL, &[])?, fp8, blocks })
@@ -226,95 +125,6 @@ impl ProductKernels {
     }
 }
 
-/// What products of FP8 weights with many rows need beside the weights.
-pub struct Fp8Work {
-    operands: Operands,
-    scales: Fp8Scales,
-    /// Codes and scales of the activations in front of the product at hand.
-    codes: Buffer,
-    row_scales: Buffer,
-    /// The weights of the product at hand in 16 bits, where the library has no FP8 product for this card.
-    dense: Option<Buffer>,
-    /// Why the library has none.
-    lacking: Option<String>,
-}
-
-impl Fp8Work {
-    pub fn new(
-        device: &Device,
-        spec: &ModelSpec,
-        (scales, uniform, aligned): (Fp8Scales, bool, bool),
-        blas: &mut Blas,
-        max_rows: usize,
-    ) -> Result<Self, BackendError> {
-        let operands = match scales {
-            Fp8Scales::Rows => Operands::Fp8Rows,
-            Fp8Scales::Blocks => Operands::Fp8Blocks,
-        };
-        let (hidden, q_width) = (spec.hidden, spec.attention.q_width());
-        let mut shapes =
-            vec![(spec.attention.mix_width(), hidden), (hidden, q_width), (2 * spec.ffn, hidden), (hidden, spec.ffn)];
-        let values = spec.delta.as_ref().map_or(0, DeltaShape::value_width);
-        if let Some(delta) = &spec.delta {
-            shapes.extend([(delta.channels() + values, hidden), (hidden, values)]);
-        }
-        if !uniform {
-            return Err(BackendError::Unsupported {
-                what: "on CUDA: a checkpoint whose layers are FP8 only in part".into(),
-                fix: "use one with all of its layers' projections in FP8, or `--device cpu`".into(),
-            });
-        }
-        let lacking = lacking(device, blas, (operands, aligned), &shapes);
-        let library = lacking.is_none();
-        let widest = hidden.max(q_width).max(spec.ffn).max(values);
-        let rows = library_rows(max_rows);
-        let largest = shapes.iter().map(|(n, k)| n * k).max().unwrap_or(0);
-        Ok(Self {
-            operands,
-            scales,
-            codes: device.alloc_zeroed("activation codes", if library { rows * widest } else { 0 })?,
-            row_scales: device
-                .alloc_zeroed("activation scales", if library { rows * widest.div_ceil(128) * 4 } else { 0 })?,
-            lacking,
-            dense: (!library).then(|| device.alloc("dequantised weights", largest * 2)).transpose()?,
-        })
-    }
-
-    /// What an operator should know: many rows cost more than they would elsewhere.
-    pub fn remark(&self) -> Option<String> {
-        self.lacking.as_ref().map(|why| {
-            format!("FP8 prompts run on weights turned back into 16 bits: cuBLASLt has no product for {why}")
-        })
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.codes.bytes + self.row_scales.bytes + self.dense.as_ref().map_or(0, |dense| dense.bytes)
-    }
-}
-
-/// What keeps the library from FP8 products of these `(n, k)`; `None`: it has them.
-fn lacking(
-    device: &Device,
-    blas: &mut Blas,
-    (operands, aligned): (Operands, bool),
-    shapes: &[(usize, usize)],
-) -> Option<String> {
-    // Compute capability 8.9 is the first with FP8 products; an older one may be asked for on a newer card.
-    if device.arch < 89 {
-        return Some(format!("compute capability {} / 10", device.arch));
-    }
-    if !aligned {
-        return Some("weights whose parts do not end at a block's border".into());
-    }
-    shapes.iter().find_map(|&(n, k)| {
-        if !k.is_multiple_of(128) || !n.is_multiple_of(16) {
-            return Some(format!("a matrix of {n} x {k}"));
-        }
-        let product = Product { m: 32, n, k, add: false, f32_out: false, operands, width: n };
-        blas.check(product).err().map(|error| error.to_string())
-    })
-}
-
 impl Forward<'_> {
     /// Whether products of so many rows take FP8 activations.
     fn quantised(&self, rows: usize) -> Option<&Fp8Work> {
@@ -324,10 +134,6 @@ impl Forward<'_> {
     /// Whether the library sums bare codes, for the next kernel to scale.
     fn raw(&self, rows: usize) -> bool {
         rows <= RAW_ROWS_MAX && !self.every_row && self.quantised(rows).is_some_and(|fp8| fp8.scales == Fp8Scales::Rows)
-    }
-
-    fn fp8_kernels(&self) -> &Fp8Kernels {
-        self.kernels.products.fp8.as_ref().expect("compiled for every model with FP8 weights")
     }
 
     /// A product of normed rows of the residual stream. `pick` 0: the rows as they are, else an index of rows.
@@ -346,8 +152,11 @@ impl Forward<'_> {
                 self.library(epilogue, out, 0, matrix, (m, n, k))
             }
             Matrix::Fp8 { .. } if self.few(m) => {
-                self.norm_f16(norm, pick, m)?;
                 let role = if epilogue == Epilogue::SiluMul { Role::GateUp } else { Role::Qkv };
+                if pick == 0 && self.norming_fp8(role, out, (norm, GateProduct::NONE), matrix, (m, n, k))? {
+                    return Ok(());
+                }
+                self.norm_f16(norm, pick, m)?;
                 self.few_rows_fp8(role, out, normed, matrix, (m, n, k))
             }
             Matrix::Packed(packed) if pick == 0 && self.norming_product(epilogue, out, norm, packed, (m, n, k))? => {
@@ -463,45 +272,6 @@ impl Forward<'_> {
             _ => {}
         }
         self.library(epilogue, out, x, matrix, (m, n, k))
-    }
-
-    /// Rows of `h` normed for [`Self::few_rows_fp8`].
-    pub(crate) fn norm_f16(&self, norm: &Buffer, pick: u64, m: usize) -> Result<(), BackendError> {
-        self.norm_with(&self.fp8_kernels().norm_f16, norm, pick, m)
-    }
-
-    pub(crate) fn few_rows_fp8(
-        &self,
-        role: Role,
-        out: u64,
-        x: u64,
-        matrix: &Matrix,
-        (m, n, k): (usize, usize, usize),
-    ) -> Result<(), BackendError> {
-        let Matrix::Fp8 { codes, scales, .. } = matrix else {
-            return Err(fault("an FP8 product", "its weights are not FP8"));
-        };
-        let tile_scales = match self.fp8.map(|fp8| fp8.scales) {
-            Some(Fp8Scales::Blocks) => k.div_ceil(128),
-            _ => TILE_ROWS,
-        };
-        let blocks = (n.div_ceil(TILE_ROWS) as u32).min(self.device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR);
-        let ring = Ring::new(self.device.arch, role);
-        groups(m).try_for_each(|(first, m)| {
-            let args = Args::default()
-                .pointer(out + (first * n * 2) as u64)
-                .pointer(x + (first * k * 2) as u64)
-                .pointer(codes.pointer)
-                .pointer(codes.pointer + (n * k) as u64)
-                .pointer(scales.pointer)
-                .pointer(scales.pointer + (n / TILE_ROWS * tile_scales * size_of::<f32>()) as u64)
-                .int(m)
-                .int(n)
-                .int(k);
-            let tile = tile_of(m);
-            let shape = Shape::new(blocks, ring.threads()).shared(ring.shared_bytes(TILES[tile], role));
-            self.fp8_kernels().few_rows[tile][role as usize].launch(self.device, shape, args)
-        })
     }
 
     /// Through cuBLASLt. FP8 rows are in the work buffers when [`Self::quantised`], else `x` holds them in 16 bits.

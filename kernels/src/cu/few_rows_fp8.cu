@@ -11,10 +11,15 @@
 // own, DEPTH steps ahead and across tiles, so the memory always has enough to do and nothing waits for a neighbour.
 //
 // Build flags: NT = n8 tiles of tokens (m <= 8 NT). MODE = 0 store 16 bits, 1 add to the residual, 2 silu(gate) * up as
-// f16 times ACT_SCALE, 3 store f32. SCALES = 0: scales[n]; 1: scales[n / 16][k / 128], the products of 128 k are then
-// summed apart and scaled before they join the others. X = 0: x is f16; 1: bf16, made f16 here; 2: f16 times ACT_SCALE. DEPTH,
-// WARPS.
-#include "prelude.cuh"
+// f16 times ACT_SCALE: of a tile 8 rows are gate, and 8 the same rows of up. SCALES = 0: scales[n]; 1: scales[n / 16][k / 128],
+// the products of 128 k are then summed apart and scaled before they join the others. X = 0: x is f16; 1: the model's type,
+// made f16 here; 2: f16 times ACT_SCALE; 3: the residual stream, of which every block norms up to two rows to f16 in its
+// shared memory. DEPTH, WARPS.
+//
+// With X = 3 a block also makes an output of `gates`, which cannot be part of an FP8 product (gates.cuh).
+#define NORMED_PACK f16_pack
+#include "near.cuh"
+#include "gates.cuh"
 
 #define THREADS (WARPS * WARP)
 #define WIDTH 16  // k of one 16-byte read
@@ -22,12 +27,13 @@
 #define TURN 128  // k that a warp takes at once
 #define STEPS (TURN / STEP)
 #define TILE 16
+#define OUTPUTS (MODE == 2 ? TILE / 2 : TILE)  // of a tile
+#define NEAR (X == 3)
+#define NEAR_ROWS_MAX 2
 // Steps of x in registers: one ahead where there is room for it.
 #define X_STEPS (NT == 1 ? 2 : 1)
-// MODE 2: matrix 0 is 16 rows of gate, matrix 1 the same rows of up.
-#define MATRICES (MODE == 2 ? 2 : 1)
-#define COLUMN (MATRICES * TILE + 1)  // padded against bank conflicts
-#define SLOT (2 * MATRICES * THREADS * 16)
+#define COLUMN (TILE + 1)  // padded against bank conflicts
+#define SLOT (2 * THREADS * 16)
 
 // Eight values of x as f16. The register has the model's type where nobody made f16 of it before.
 __device__ __forceinline__ U4 load_row(const u16 *from) {
@@ -41,28 +47,42 @@ __device__ __forceinline__ U4 load_row(const u16 *from) {
     return v;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) few_rows_fp8(void *out, const u16 *x, const u8 *w, const u8 *w2,
-                                                               const float *scales, const float *scales2, int m, int n, int k) {
-    extern __shared__ __align__(16) u8 shared[];  // [DEPTH][2 MATRICES][THREADS] of 16 bytes, then the partial sums
-    float *partial = (float *)(shared + DEPTH * SLOT);  // [WARPS][NT * 8][COLUMN]
+extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
+    few_rows_fp8(void *out, const u16 *x, const u8 *w, const u8 *w2, const float *scales, const float *scales2, int m, int n, int k,
+                 const u16 *norm, float eps, const __grid_constant__ Gates gates) {
+    // [DEPTH][2][THREADS] of 16 bytes, sums [WARPS][m][COLUMN]; with NEAR normed rows, the norm's weight and a gate's
+    extern __shared__ __align__(16) u8 shared[];
+    float *partial = (float *)(shared + DEPTH * SLOT);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    int tiles = n / TILE, steps = (k + WARPS * TURN - 1) / (WARPS * TURN) * STEPS;
-    const u8 *ring = shared + threadIdx.x * 16;
+    int tiles = n / OUTPUTS, steps = (k + WARPS * TURN - 1) / (WARPS * TURN) * STEPS;
+    u8 *ring = shared + threadIdx.x * 16;
     // Where in a row this thread's values of a step begin.
     auto place = [&](int step) { return (step / STEPS * WARPS + warp) * TURN + step % STEPS * STEP + t * WIDTH; };
+#if NEAR
+    __shared__ float squares[NEAR_ROWS_MAX][NORM_WARPS], gate_sums[NEAR_ROWS_MAX][GATE_WARPS];
+    int row_values = (k + 63) / 64 * 64 + 8;  // rows lie in other banks
+    u16 *near = (u16 *)(partial + (WARPS * m * COLUMN + 3) / 4 * 4), *weight = near + m * row_values, *gate = weight + k;
+    for (int i = threadIdx.x * 8; i < k; i += THREADS * 8) {
+        copy_async16(shared_address(weight + i), norm + i);
+        if (blockIdx.x < gates.n) copy_async16(shared_address(gate + i), gates.w + (long long)blockIdx.x * k + i);
+    }
+    copy_async_commit();
+#endif
 
     int next_tile = blockIdx.x, next_step = 0, next_slot = 0;
-    const u8 *row;
-    auto aim = [&]() { row = w + (long long)(next_tile * TILE + g) * k; };
+    const u8 *row;  // row g of the tile
+    long long low = MODE == 2 ? w2 - w : 8 * (long long)k;  // from there to the row that the matrix instruction has as g + 8
+    auto aim = [&]() { row = w + (long long)(next_tile * OUTPUTS + g) * k; };
     auto request = [&]() {
         if (next_tile < tiles) {
             int at = place(next_step);
-#pragma unroll
-            for (int i = 0; i < 2 * MATRICES; i++) {
-                u8 *to = (u8 *)ring + next_slot * SLOT + i * THREADS * 16;
-                // Beyond the row there are zeros: x has zeros there too, and nothing times them may be NaN.
-                if (at < k) copy_stream16(to, row + at + i % 2 * 8 * k + (i < 2 ? 0 : w2 - w));
-                else *(U4 *)to = U4{0, 0, 0, 0};
+            u8 *to = ring + next_slot * SLOT;
+            // Beyond the row there are zeros: x has zeros there too, and nothing times them may be NaN.
+            if (at < k) {
+                copy_stream16(to, row + at);
+                copy_stream16(to + THREADS * 16, row + at + low);
+            } else {
+                *(U4 *)to = *(U4 *)(to + THREADS * 16) = U4{0, 0, 0, 0};
             }
             if (++next_step == steps) {
                 next_step = 0;
@@ -79,10 +99,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) few_rows_f
     for (int i = 0; i < DEPTH; i++) request();
     start_next();
     wait_previous();
+#if NEAR
+    copy_async_wait<DEPTH>();
+    __syncthreads();
+    norm_rows(x, m, k, eps, squares, [&](int i) { return piece_place(i) < k ? load16(weight + piece_place(i)) : U4{}; },
+              [&](int token, int at, const U4 &v) {
+                  if (at < k) *(U4 *)(near + token * row_values + at) = v;
+              });
+    __syncthreads();
+    if (blockIdx.x < gates.n)
+        for (int token = 0; token < m; token++) {
+            float sum = warp_sum(gate_sum(gate, near + token * row_values, k));
+            if (lane == 0) gate_sums[token][warp] = sum;
+        }
+#endif
 
     int slot = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        float acc[MATRICES][NT][4], part[MATRICES][NT][4], scale[MATRICES];
+        float acc[NT][4], part[NT][4], scale[2];  // scale: of the rows g and g + 8
         U4 b[X_STEPS][NT][WIDTH / 8];
         auto load_x = [&](int buffer, int step) {
             int at = place(step);
@@ -91,22 +125,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) few_rows_f
 #pragma unroll
                 for (int h = 0; h < WIDTH / 8; h++) {
                     b[buffer][j][h] = U4{0, 0, 0, 0};
+#if NEAR
+                    // Columns without a token repeat the last: nobody reads what comes of them.
+                    if (at < k) b[buffer][j][h] = load16(near + min(g, m - 1) * row_values + at + h * 8);
+#else
                     if (at < k && j * 8 + g < m) b[buffer][j][h] = load_row(x + (long long)(j * 8 + g) * k + at + h * 8);
+#endif
                 }
         };
         auto load_scale = [&](int step) {
-            int groups = (k + TURN - 1) / TURN, group = step / STEPS * WARPS + warp;
-#pragma unroll
-            for (int i = 0; i < MATRICES; i++)
-                if (SCALES) scale[i] = group < groups ? (i == 0 ? scales : scales2)[tile * groups + group] : 0.f;
+            if (!SCALES) return;
+            int groups = (k + TURN - 1) / TURN, group = step / STEPS * WARPS + warp, first = tile * OUTPUTS / TILE * groups;
+            scale[0] = group < groups ? scales[first + group] : 0.f;
+            scale[1] = MODE != 2 ? scale[0] : group < groups ? scales2[first + group] : 0.f;
         };
-        auto clear = [&](float (&sums)[MATRICES][NT][4]) {
+        auto clear = [&](float (&sums)[NT][4]) {
 #pragma unroll
-            for (int i = 0; i < MATRICES; i++)
+            for (int j = 0; j < NT; j++)
 #pragma unroll
-                for (int j = 0; j < NT; j++)
-#pragma unroll
-                    for (int c = 0; c < 4; c++) sums[i][j][c] = 0.f;
+                for (int c = 0; c < 4; c++) sums[j][c] = 0.f;
         };
         clear(acc);
         if (X_STEPS == 2) load_x(0, 0);
@@ -118,19 +155,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) few_rows_f
                 if (X_STEPS == 1) load_x(0, pair + o);
                 else if (pair + o + 1 < steps) load_x(1 - o, pair + o + 1);
                 copy_async_wait<DEPTH - 1>();
+                const u8 *from = ring + slot * SLOT;
+                U4 top = load16(from), below = load16(from + THREADS * 16);
+                const u32 *p = (const u32 *)&top, *q = (const u32 *)&below;
 #pragma unroll
-                for (int i = 0; i < MATRICES; i++) {
-                    const u8 *from = ring + slot * SLOT + 2 * i * THREADS * 16;
-                    U4 top = load16(from), low = load16(from + THREADS * 16);
-                    const u32 *p = (const u32 *)&top, *q = (const u32 *)&low;
+                for (int h = 0; h < 4; h++) {
+                    u32 a0 = e4m3_f16(p[h], 0), a1 = e4m3_f16(q[h], 0), a2 = e4m3_f16(p[h], 1), a3 = e4m3_f16(q[h], 1);
 #pragma unroll
-                    for (int h = 0; h < 4; h++) {
-                        u32 a0 = e4m3_f16(p[h], 0), a1 = e4m3_f16(q[h], 0), a2 = e4m3_f16(p[h], 1), a3 = e4m3_f16(q[h], 1);
-#pragma unroll
-                        for (int j = 0; j < NT; j++) {
-                            const u32 *v = (const u32 *)&b[X_STEPS == 1 ? 0 : o][j][h / 2];
-                            mma_f16(SCALES ? part[i][j] : acc[i][j], a0, a1, a2, a3, v[h % 2 * 2], v[h % 2 * 2 + 1]);
-                        }
+                    for (int j = 0; j < NT; j++) {
+                        const u32 *v = (const u32 *)&b[X_STEPS == 1 ? 0 : o][j][h / 2];
+                        mma_f16(SCALES ? part[j] : acc[j], a0, a1, a2, a3, v[h % 2 * 2], v[h % 2 * 2 + 1]);
                     }
                 }
                 if (++slot == DEPTH) slot = 0;
@@ -138,30 +172,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) few_rows_f
             }
             if (SCALES) {
 #pragma unroll
-                for (int i = 0; i < MATRICES; i++)
+                for (int j = 0; j < NT; j++)
 #pragma unroll
-                    for (int j = 0; j < NT; j++)
-#pragma unroll
-                        for (int c = 0; c < 4; c++) acc[i][j][c] = fmaf(scale[i], part[i][j][c], acc[i][j][c]);
+                    for (int c = 0; c < 4; c++) acc[j][c] = fmaf(scale[c / 2], part[j][c], acc[j][c]);
                 load_scale(pair + 2);
             }
         }
         __syncthreads();  // the previous tile's sums have been read
-        float *mine = partial + warp * NT * 8 * COLUMN;
+        float *mine = partial + warp * m * COLUMN;
 #pragma unroll
-        for (int i = 0; i < MATRICES; i++)
+        for (int j = 0; j < NT; j++)
 #pragma unroll
-            for (int j = 0; j < NT; j++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) mine[(j * 8 + t * 2 + c % 2) * COLUMN + i * TILE + g + c / 2 * 8] = acc[i][j][c];
+            for (int c = 0; c < 4; c++) {
+                int token = j * 8 + t * 2 + c % 2;
+                if (token < m) mine[token * COLUMN + g + c / 2 * 8] = acc[j][c];
+            }
         __syncthreads();
-        for (int i = threadIdx.x; i < m * TILE; i += THREADS) {
-            int column = tile * TILE + i % TILE, token = i / TILE;
+        for (int i = threadIdx.x; i < m * OUTPUTS; i += THREADS) {
+            int column = tile * OUTPUTS + i % OUTPUTS, token = i / OUTPUTS;
             float y = 0.f, up = 0.f;
 #pragma unroll
             for (int p = 0; p < WARPS; p++) {
-                y += partial[(p * NT * 8 + token) * COLUMN + i % TILE];
-                if (MODE == 2) up += partial[(p * NT * 8 + token) * COLUMN + i % TILE + TILE];
+                y += partial[(p * m + token) * COLUMN + i % OUTPUTS];
+                if (MODE == 2) up += partial[(p * m + token) * COLUMN + i % OUTPUTS + OUTPUTS];
             }
             float unit = E4M3_F16_UNIT * (X == 2 ? 1.f / ACT_SCALE : 1.f);
             y *= SCALES ? unit : unit * scales[column];
@@ -170,8 +203,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) few_rows_f
             if (MODE == 0) ((u16 *)out)[at] = f32_to_half(y);
             if (MODE == 1) ((u16 *)out)[at] = f32_to_half(half_to_f32(((u16 *)out)[at]) + y);
             if (MODE == 2) ((u16 *)out)[at] = (u16)f16_pack(y / (1.f + __expf(-y)) * up * ACT_SCALE, 0.f);
-            if (MODE == 3) ((float *)out)[at] = y;
         }
     }
+#if NEAR
+    write_gates(gates, gate_sums, m);
+#endif
     copy_async_wait<0>();
 }

@@ -15,10 +15,13 @@
 // Build flags: NT = n8 tiles of tokens (m <= 8 NT). TYPE0, TYPE1 = formats of the parts' kinds 0 and 1. MODE = 0 store 16
 // bits, 1 add to the residual, 2 silu(gate) * up where rows 0 to 7 of a tile are gate and 8 to 15 the same rows of up, 3
 // store f32. TAIL = 1: k need not be a multiple of 256. NEAR = 1: x and its sums are brought to shared memory first, by every
-// block; 2: x is the residual stream, and normed on the way. DEPTH. WARPS of a block, BLOCKS of them on a multiprocessor.
+// block; 2: x is the residual stream, and normed on the way. ONE = 1: there is one row. DEPTH. WARPS of a block, BLOCKS of
+// them on a multiprocessor.
 #include "packed.cuh"
+#include "near.cuh"
 
 #define PARTS_MAX 4
+#define COLUMNS_STEP (ONE ? 2 : 1)  // of a lane's sums, which lie in two columns
 #define SLOT_MAX(a, b) ((a) > (b) ? (a) : (b))
 #define SLOT SLOT_MAX(Format<TYPE0>::SIZE, Format<TYPE1>::SIZE)
 #define HAS_TABLE (Format<TYPE0>::TABLE || Format<TYPE1>::TABLE)
@@ -27,8 +30,6 @@
 #define WARP_BYTES (DEPTH * SLOT + SCALES_BYTES + (DEPTH * 8 + 15) / 16 * 16)
 #define OUTPUTS (MODE == 2 ? TILE / 2 : TILE)  // of a tile
 #define COLUMN (TILE + 1)                      // padded against bank conflicts
-#define PIECES 5                               // that a lane has on the way to shared memory at once
-#define NORM_WARPS 8                           // that norm a row, as rms_norm has them
 
 #ifndef BULK
 #define BULK (ARCH >= 900)
@@ -146,13 +147,13 @@ __device__ __forceinline__ void multiply(float (&acc)[NT][4], const u8 *unit, fl
             mma_zero(sums, a[0][0], a[1][0], a[0][1], a[1][1], b[j].x, b[j].y);
             if (F::HALVES) {
 #pragma unroll
-                for (int c = 0; c < 4; c++) acc[j][c] = fmaf(of[c / 2][0], sums[c], acc[j][c]);
+                for (int c = 0; c < 4; c += COLUMNS_STEP) acc[j][c] = fmaf(of[c / 2][0], sums[c], acc[j][c]);
                 mma_zero(sums, a[0][2], a[1][2], a[0][3], a[1][3], b[j].z, b[j].w);
             } else {
                 mma(sums, a[0][2], a[1][2], a[0][3], a[1][3], b[j].z, b[j].w);
             }
 #pragma unroll
-            for (int c = 0; c < 4; c++) acc[j][c] = fmaf(of[c / 2][F::HALVES], sums[c], acc[j][c]);
+            for (int c = 0; c < 4; c += COLUMNS_STEP) acc[j][c] = fmaf(of[c / 2][F::HALVES], sums[c], acc[j][c]);
             if (F::MINS) {
                 float of_x[4];
 #if NEAR
@@ -162,7 +163,7 @@ __device__ __forceinline__ void multiply(float (&acc)[NT][4], const u8 *unit, fl
                 sum_x(of_x, b[j]);
 #endif
 #pragma unroll
-                for (int c = 0; c < 4; c++) acc[j][c] = fmaf(of[c / 2][1], of_x[c], acc[j][c]);
+                for (int c = 0; c < 4; c += COLUMNS_STEP) acc[j][c] = fmaf(of[c / 2][1], of_x[c], acc[j][c]);
             }
         }
     }
@@ -244,13 +245,9 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
     start_next();
     if (HAS_TABLE) fill_table((u32 *)shared);
 #if NEAR == 2
-    // Rows of up to PIECES NORM_WARPS units are normed.
     U4 weight[PIECES];
 #pragma unroll
-    for (int j = 0; j < PIECES; j++) {
-        int place = ((warp % NORM_WARPS + j * NORM_WARPS) * WARP + lane) * 8;
-        weight[j] = place < k ? load16(norm + place) : U4{};
-    }
+    for (int i = 0; i < PIECES; i++) weight[i] = piece_place(i) < k ? load16(norm + piece_place(i)) : U4{};
 #endif
     wait_previous();
 
@@ -262,72 +259,32 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
     int row_bytes = (k * 2 + 127) / 128 * 128 + 64, pairs = (m + 1) / 2;  // columns g and g + 1 lie in other banks
     u8 *near = rings + WARPS * WARP_BYTES;
     float *sums = (float *)(near + m * row_bytes);  // [groups / 2][pairs][2 groups][2 columns]
-    // A unit of a row, in pieces as they lie in the lanes.
-    auto load_piece = [&](const u16 *row, int at) {
-        int place = (at * WARP + lane) * 8;
-        return place < k ? load16(row + place) : U4{};
-    };
-    auto put = [&](int token, int at, const U4 &v) {
-        int piece = at * WARP + lane;
-        if (piece * 8 < k) *(U4 *)(near + token * row_bytes + piece * 16) = v;
+    auto put = [&](int token, int place, const U4 &v) {
+        if (place < k) *(U4 *)(near + token * row_bytes + place * 2) = v;
         if (HAS_MINS) {
             // As if its groups were columns.
             float of_x[4];
             sum_x(of_x, v);
-            float *to = sums + ((at * (GROUPS / 2) + t) * pairs + token / 2) * 4 + token % 2;
+            float *to = sums + ((place / UNIT_K * (GROUPS / 2) + t) * pairs + token / 2) * 4 + token % 2;
             if (g == 0) to[0] = of_x[0];
             if (g == 0) to[2] = of_x[1];
         }
     };
 #if NEAR == 2
-    // The squares are added as rms_norm does. Nobody needs the first warp's scales yet.
-    float(*partial)[NORM_WARPS] = (float(*)[NORM_WARPS])(rings + DEPTH * SLOT);
-    for (int token = warp / NORM_WARPS; token < m; token += WARPS / NORM_WARPS) {
-        float sum = 0.f;
-        for (int first = warp % NORM_WARPS; first < units; first += PIECES * NORM_WARPS) {
-            U4 v[PIECES];
-#pragma unroll
-            for (int j = 0; j < PIECES; j++) v[j] = load_piece(x + (long long)token * k, first + j * NORM_WARPS);
-#pragma unroll
-            for (int j = 0; j < PIECES; j++) {
-                add_squares(sum, v[j]);
-                int piece = (first + j * NORM_WARPS) * WARP + lane;
-                if (piece * 8 < k) *(U4 *)(near + token * row_bytes + piece * 16) = v[j];
-            }
-        }
-        sum = warp_sum(sum);
-        if (lane == 0) partial[token][warp % NORM_WARPS] = sum;
-    }
-    __syncthreads();
-    for (int token = warp / NORM_WARPS; token < m; token += WARPS / NORM_WARPS) {
-        float total = 0.f;
-#pragma unroll
-        for (int i = 0; i < NORM_WARPS; i++) total += partial[token][i];
-        float scale = rsqrtf(total / k + eps);
-#pragma unroll
-        for (int j = 0; j < PIECES; j++) {
-            int at = warp % NORM_WARPS + j * NORM_WARPS;
-            if (at >= units) continue;
-            U4 v = load_piece((const u16 *)(near + token * row_bytes), at), y;
-            const u32 *p = (const u32 *)&v, *q = (const u32 *)&weight[j];
-            u32 *o = (u32 *)&y;
-#pragma unroll
-            for (int i = 0; i < 4; i++) o[i] = half_pack(half_lo(p[i]) * scale * half_lo(q[i]), half_hi(p[i]) * scale * half_hi(q[i]));
-            put(token, at, y);
-        }
-    }
+    // Nobody needs the first warp's scales yet.
+    norm_rows(x, m, k, eps, (float(*)[NORM_WARPS])(rings + DEPTH * SLOT), [&](int i) { return weight[i]; }, put);
 #else
     for (int first = warp; first < units * m; first += PIECES * WARPS) {
         U4 v[PIECES];
 #pragma unroll
         for (int j = 0; j < PIECES; j++) {
-            int i = first + j * WARPS;
-            if (i < units * m) v[j] = load_piece(x + (long long)(i / units) * k, i % units);
+            int i = first + j * WARPS, place = (i % units * WARP + lane) * 8;
+            if (i < units * m) v[j] = place < k ? load16(x + (long long)(i / units) * k + place) : U4{};
         }
 #pragma unroll
         for (int j = 0; j < PIECES; j++) {
             int i = first + j * WARPS;
-            if (i < units * m) put(i / units, i % units, v[j]);
+            if (i < units * m) put(i / units, (i % units * WARP + lane) * 8, v[j]);
         }
     }
 #endif

@@ -4,7 +4,7 @@
 // in few_rows.cu weights are the A operand of the matrix instruction and every token is a column of its own, so its result
 // is bitwise the same for every m; codes become f16 exactly, with one instruction a pair on cards that have it. A quad's
 // thread reads 16 bytes, 16 consecutive k of a row, and feeds them as four k16 steps; x is read in the same order. WARPS
-// warps share a tile of 16 weight rows and take turns at 128 k; partial sums meet in shared memory and are added in warp
+// warps share a tile of 16 weight rows and take turns at 64 k; partial sums meet in shared memory and are added in warp
 // order. 16 warps in two blocks keep more loads on the way than eight in three, and fit 64 registers a thread.
 //
 // A block works through the tiles blockIdx.x, + gridDim.x, ...; each thread copies what it will multiply to a ring of its
@@ -12,7 +12,7 @@
 //
 // Build flags: NT = n8 tiles of tokens (m <= 8 NT). MODE = 0 store 16 bits, 1 add to the residual, 2 silu(gate) * up as
 // f16 times ACT_SCALE: of a tile 8 rows are gate, and 8 the same rows of up. SCALES = 0: scales[n]; 1: scales[n / 16][k / 128],
-// the products of 128 k are then summed apart and scaled before they join the others. X = 0: x is f16; 1: the model's type,
+// the products of a turn are then summed apart and scaled before they join the others. X = 0: x is f16; 1: the model's type,
 // made f16 here; 2: f16 times ACT_SCALE; 3: the residual stream, of which every block norms up to two rows to f16 in its
 // shared memory. DEPTH, WARPS.
 //
@@ -23,9 +23,8 @@
 
 #define THREADS (WARPS * WARP)
 #define WIDTH 16  // k of one 16-byte read
-#define STEP 64   // k of a quad's read
-#define TURN 128  // k that a warp takes at once
-#define STEPS (TURN / STEP)
+#define STEP 64   // k of a quad's read, and of a warp's turn
+#define GROUP 128 // k that share a scale
 #define TILE 16
 #define OUTPUTS (MODE == 2 ? TILE / 2 : TILE)  // of a tile
 #define NEAR (X == 3)
@@ -54,10 +53,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     extern __shared__ __align__(16) u8 shared[];
     float *partial = (float *)(shared + DEPTH * SLOT);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    int tiles = n / OUTPUTS, steps = (k + WARPS * TURN - 1) / (WARPS * TURN) * STEPS;
+    int tiles = n / OUTPUTS, steps = (k + WARPS * STEP - 1) / (WARPS * STEP);
     u8 *ring = shared + threadIdx.x * 16;
     // Where in a row this thread's values of a step begin.
-    auto place = [&](int step) { return (step / STEPS * WARPS + warp) * TURN + step % STEPS * STEP + t * WIDTH; };
+    auto place = [&](int step) { return (step * WARPS + warp) * STEP + t * WIDTH; };
 #if NEAR
     __shared__ float squares[NEAR_ROWS_MAX][NORM_WARPS], gate_sums[NEAR_ROWS_MAX][GATE_WARPS];
     int row_values = (k + 63) / 64 * 64 + 8;  // rows lie in other banks
@@ -135,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
         };
         auto load_scale = [&](int step) {
             if (!SCALES) return;
-            int groups = (k + TURN - 1) / TURN, group = step / STEPS * WARPS + warp, first = tile * OUTPUTS / TILE * groups;
+            int groups = (k + GROUP - 1) / GROUP, group = (step * WARPS + warp) * STEP / GROUP, first = tile * OUTPUTS / TILE * groups;
             scale[0] = group < groups ? scales[first + group] : 0.f;
             scale[1] = MODE != 2 ? scale[0] : group < groups ? scales2[first + group] : 0.f;
         };
@@ -147,13 +146,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
         };
         clear(acc);
         if (X_STEPS == 2) load_x(0, 0);
-        load_scale(0);
+        if (X_STEPS == 2) load_scale(0);
         for (int pair = 0; pair < steps; pair += 2) {
-            if (SCALES) clear(part);
 #pragma unroll
             for (int o = 0; o < 2; o++) {
-                if (X_STEPS == 1) load_x(0, pair + o);
-                else if (pair + o + 1 < steps) load_x(1 - o, pair + o + 1);
+                int step = pair + o;
+                if (step == steps) break;
+                if (X_STEPS == 1) load_x(0, step);
+                else if (step + 1 < steps) load_x(1 - o, step + 1);
+                if (X_STEPS == 1) load_scale(step);
+                float of[2] = {scale[0], scale[1]};
+                if (X_STEPS == 2) load_scale(step + 1);
+                if (SCALES) clear(part);
                 copy_async_wait<DEPTH - 1>();
                 const u8 *from = ring + slot * SLOT;
                 U4 top = load16(from), below = load16(from + THREADS * 16);
@@ -169,13 +173,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
                 }
                 if (++slot == DEPTH) slot = 0;
                 request();
-            }
-            if (SCALES) {
+                if (SCALES)
 #pragma unroll
-                for (int j = 0; j < NT; j++)
+                    for (int j = 0; j < NT; j++)
 #pragma unroll
-                    for (int c = 0; c < 4; c++) acc[j][c] = fmaf(scale[c / 2], part[j][c], acc[j][c]);
-                load_scale(pair + 2);
+                        for (int c = 0; c < 4; c++) acc[j][c] = fmaf(of[c / 2], part[j][c], acc[j][c]);
             }
         }
         __syncthreads();  // the previous tile's sums have been read

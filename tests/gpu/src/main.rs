@@ -1,5 +1,5 @@
-//! `gpu-check [parity|blocks|states|invariant|speed|steps|profile|all|targets|smallest] [fp8|q4_k_m|..] [folder=DIR] [arch=N]`: the
-//! CUDA backend against the CPU one on small random models, then the speed table.
+//! `gpu-check [parity|blocks|states|invariant|speed|steps|profile|all|targets|smallest] [fp8|q4_k_m|..] [folder=DIR] [arch=N]
+//! [only=TEXT]`: the CUDA backend against the CPU one on small random models, then the speed table.
 //!
 //! Parity compares the logprobs of whole models over prefill chunks, mixed steps and decodes, forced along one token
 //! sequence, and that graphs, batches and chunk borders change nothing; `arch=70` runs an older card's code paths. Speed
@@ -36,6 +36,8 @@ struct Asked {
     arch: Option<u32>,
     machines: Vec<u32>,
     folder: Option<PathBuf>,
+    /// Of checks those with it in their name.
+    only: String,
     /// Of `smallest`: only steps that need nothing of the library; of `speed`: only decodes of few rows.
     few: bool,
 }
@@ -47,12 +49,14 @@ fn asked() -> Result<Asked> {
         arch: None,
         machines: Vec::new(),
         folder: None,
+        only: String::new(),
         few: false,
     };
     for word in std::env::args().skip(1) {
         match word.split_once('=') {
             Some(("arch", number)) => asked.arch = Some(number.parse().with_context(|| word.clone())?),
             Some(("folder", path)) => asked.folder = Some(path.into()),
+            Some(("only", text)) => asked.only = text.into(),
             _ if word == "few" => asked.few = true,
             _ if word == "fp8" => asked.weights = speed::Weights::Fp8,
             _ if Mix::named(&word).is_some() => {
@@ -66,10 +70,10 @@ fn asked() -> Result<Asked> {
 }
 
 /// How many passed, and how many failed.
-fn check<'a>(checks: impl Iterator<Item = &'a parity::Check>, arch: Option<u32>) -> (u32, u32) {
+fn check<'a>(checks: impl Iterator<Item = &'a parity::Check>, asked: &Asked) -> (u32, u32) {
     let (mut passed, mut failed) = (0, 0);
-    for check in checks {
-        match (check.run)(arch) {
+    for check in checks.filter(|check| check.name.contains(&asked.only)) {
+        match (check.run)(asked.arch) {
             Ok(note) => {
                 passed += 1;
                 println!("ok    {:<32} {note}", check.name);
@@ -110,15 +114,19 @@ fn main() -> ExitCode {
     let mut passed = 0;
     let mut failed = 0;
     if asked.what == "blocks" {
-        (passed, failed) = check(blocks::CHECKS.iter(), asked.arch);
+        (passed, failed) = check(blocks::CHECKS.iter(), &asked);
     } else if asked.what == "invariant" {
-        (passed, failed) = check(invariant::CHECKS.iter(), asked.arch);
+        (passed, failed) = check(invariant::CHECKS.iter(), &asked);
     } else if asked.what == "states" {
-        (passed, failed) = check(states::CHECKS.iter(), asked.arch);
+        (passed, failed) = check(states::CHECKS.iter(), &asked);
     } else if asked.what != "speed" {
         let all =
             parity::CHECKS.iter().chain(fp8::CHECKS).chain(blocks::CHECKS).chain(hybrid::CHECKS).chain(states::CHECKS);
-        (passed, failed) = check(all, asked.arch);
+        (passed, failed) = check(all, &asked);
+    }
+    if asked.what != "speed" && passed + failed == 0 {
+        failed = 1;
+        println!("FAIL  no check has `{}` in its name", asked.only);
     }
     if !matches!(asked.what.as_str(), "parity" | "blocks" | "states" | "invariant")
         && let Err(error) = speed::run(&asked.weights, asked.folder.as_deref(), asked.few)

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, header};
 use contract::generation::Tenant;
@@ -134,11 +134,12 @@ fn named_tenant(headers: &HeaderMap) -> Result<Option<Arc<str>>, ApiError> {
     }
 }
 
-fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
+/// Counted from now on, before the body is read: what comes until the engine hears of it is time that the client waits too.
+fn deadline(headers: &HeaderMap) -> Result<Option<Instant>, ApiError> {
     let Some(value) = headers.get(&DEADLINE_HEADER) else { return Ok(None) };
     let text = value.to_str().unwrap_or("");
     match text.trim().parse::<u32>() {
-        Ok(ms) if (1..=DEADLINE_MS_MAX).contains(&ms) => Ok(Some(Duration::from_millis(ms.into()))),
+        Ok(ms) if (1..=DEADLINE_MS_MAX).contains(&ms) => Ok(Some(Instant::now() + Duration::from_millis(ms.into()))),
         _ => Err(ApiError::invalid(
             DEADLINE_HEADER.as_str(),
             format!("must be a whole number of milliseconds from 1 to {DEADLINE_MS_MAX}, not \"{}\"", quoted(text)),
@@ -151,7 +152,8 @@ fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
 pub struct Caller {
     keyed: Option<Tenant>,
     named: Option<Arc<str>>,
-    pub deadline: Option<Duration>,
+    /// When the first token is due.
+    pub deadline: Option<Instant>,
     admin: bool,
 }
 

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::Instant;
 
 use contract::TokenId;
 use contract::generation::{FinishReason, GenerationError, Request, Tenant, TokenEvent};
@@ -65,7 +65,7 @@ pub struct Terms {
     pub tenant: Tenant,
     pub namespace: u64,
     pub priority: i32,
-    pub deadline: Option<Duration>,
+    pub deadline: Option<Instant>,
     pub seed: u64,
     /// Choices per prompt.
     pub n: u32,

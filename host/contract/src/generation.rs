@@ -1,7 +1,7 @@
 //! What the engine is asked for, and what it answers: token ids only.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::TokenId;
 use crate::constraint::TokenConstraint;
@@ -32,8 +32,8 @@ pub struct Request {
     /// Lower runs first.
     pub priority: i32,
     pub tenant: Tenant,
-    /// Wanted time of the first token, from arrival.
-    pub deadline: Option<Duration>,
+    /// When the first token is due.
+    pub deadline: Option<Instant>,
     /// Prefix-cache namespace: requests share pages only within one (a hash of tenant and cache salt).
     pub namespace: u64,
     /// Requests that share a prompt.

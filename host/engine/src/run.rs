@@ -153,13 +153,14 @@ impl Engine {
         let Submission { id, request, pool, sender, arrived } = submission;
         self.checked_idle = false;
         self.busy = true;
-        let now_us = self.shared.elapsed_us();
+        // A request that comes while a step runs has waited since then.
+        let arrived_us = self.shared.us_at(arrived);
         let new = NewRequest {
             prompt: request.prompt,
             max_new_tokens: request.max_new_tokens,
             priority: request.priority,
             tenant: request.tenant,
-            deadline_us: request.deadline.map(|deadline| now_us.saturating_add(micros(deadline))),
+            deadline_us: request.deadline.map(|due| self.shared.us_at(due)),
             namespace: request.namespace,
             group: request.group,
             reads_prompt: request.prompt_logprobs.is_some(),
@@ -171,7 +172,7 @@ impl Engine {
             true => message_ends(ends.map(|(at, _)| at as u32 + 1)),
             false => Vec::new(),
         };
-        match self.scheduler.submit(new, now_us) {
+        match self.scheduler.submit(new, arrived_us) {
             Ok(slot) => {
                 self.scheduler.anchor(slot, anchors.into_iter());
                 let live = Live {
@@ -391,8 +392,4 @@ impl Engine {
         self.metrics.parked.set(self.shared.parked.load(Ordering::Relaxed).into());
         self.metrics.strikes.set(self.shared.strikes.load(Ordering::Relaxed).into());
     }
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

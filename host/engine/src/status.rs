@@ -164,7 +164,12 @@ impl Shared {
     }
 
     pub fn elapsed_us(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
+        self.us_at(Instant::now())
+    }
+
+    /// A time on the scheduler's clock.
+    pub fn us_at(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.start).as_micros()).unwrap_or(u64::MAX)
     }
 
     pub fn token_at(&self, now: Instant) {

@@ -6,7 +6,7 @@ mod policies;
 mod sched;
 mod streams;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use contract::TokenId;
 use contract::generation::{FinishReason, GenerationError, Request, TokenEvent};

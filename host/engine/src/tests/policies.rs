@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::Sender;
 
 use contract::Slot;
-use contract::policy::{Decision, Delta, Grant, PolicyError, SchedulePolicy, Snapshot};
+use contract::policy::{Arrival, Decision, Delta, Grant, PolicyError, SchedulePolicy, Snapshot};
 
 /// (priority, arrival, runs) of what is known; grants everything that waits, and preempts a lower priority for a seat.
 #[derive(Default)]
@@ -137,5 +138,28 @@ impl SchedulePolicy for Resting {
         self.idle_calls.fetch_add(u32::from(delta.is_uneventful()), Relaxed);
         let decision = self.inner.step(delta)?;
         Ok(Decision { rests_until_us: Some(u64::MAX), ..decision })
+    }
+}
+
+/// Tells of each arrival, and when the policy heard of it.
+pub(crate) struct Witness {
+    pub inner: ByPriority,
+    pub arrivals: Sender<(u64, Arrival)>,
+}
+
+impl SchedulePolicy for Witness {
+    fn name(&self) -> &str {
+        "witness"
+    }
+
+    fn resync(&mut self, full: &Snapshot) -> Result<(), PolicyError> {
+        self.inner.resync(full)
+    }
+
+    fn step(&mut self, delta: &Delta) -> Result<Decision, PolicyError> {
+        for arrival in &delta.arrived {
+            let _ = self.arrivals.send((delta.limits.now_us, arrival.clone()));
+        }
+        self.inner.step(delta)
     }
 }

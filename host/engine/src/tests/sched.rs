@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use contract::generation::Request;
 
 use super::fake::Fake;
-use super::policies::{ByPriority, Resting};
+use super::policies::{ByPriority, Resting, Witness};
 use super::*;
 
 /// Many requests over a small pool, with one and two steps in flight and the cache on and off.
@@ -205,6 +205,28 @@ fn a_resting_policy_sleeps_through_steady_decode() {
     assert!(idle_calls.load(Relaxed) <= 1, "{} calls without news", idle_calls.load(Relaxed));
     let calls = calls.load(Relaxed);
     assert!((2..40).contains(&calls), "{calls} calls for two requests of 300 tokens");
+}
+
+/// A request that comes while a step runs has waited for it when the policy hears of it, and is due no later for that.
+#[test]
+fn arrivals_count_from_when_they_came() {
+    let (fake, permits) = Fake::new(2, 60, 1).gated();
+    let (arrivals, heard) = std::sync::mpsc::channel();
+    let policy = Witness { inner: ByPriority::default(), arrivals };
+    let handle = engine_with(fake, Some(Box::new(policy)), config());
+    let mut first = handle.submit(request(&prompt(1, 20), 50)).expect("fits");
+    // It is planned; its step runs for as long as no permit comes.
+    assert!(matches!(first.blocking_next(), Some(TokenEvent::Started { .. })));
+    let (waits, due) = (Duration::from_millis(30), Duration::from_millis(500));
+    let deadline = Some(Instant::now() + due);
+    let second = handle.submit(Request { deadline, ..request(&prompt(2, 20), 5) }).expect("fits");
+    std::thread::sleep(waits);
+    drop(permits);
+    let (now_us, arrival) = heard.iter().find(|(_, arrival)| arrival.max_new_tokens == 5).expect("it came");
+    let us = |duration: Duration| duration.as_micros() as u64;
+    assert!(now_us - arrival.arrived_us >= us(waits), "{now_us}: {arrival:?}");
+    assert!(arrival.deadline_us.is_some_and(|at| at <= arrival.arrived_us + us(due)), "{arrival:?}");
+    assert!(read_on(first, true).end.is_ok() && read(second).end.is_ok());
 }
 
 /// Who looks on sees a decision and what the policy knew when it took it; answers are what they are without.

@@ -85,8 +85,8 @@ impl Room {
     }
 
     /// Ends the step at most `us` microseconds after its start, unless it is that long already.
-    pub fn end_by(&mut self, us: u64, limits: &Limits) {
-        let left = us as f64 - self.step_us(limits);
+    pub fn end_by(&mut self, us: f64, limits: &Limits) {
+        let left = us - self.step_us(limits);
         self.us = self.us.min(left);
         if left <= 0.0 {
             self.free_rows = 0;
@@ -94,11 +94,11 @@ impl Room {
     }
 
     /// Microseconds until the first token of a prompt that has all that this step and the next ones can give to prompts.
-    pub fn first_token_us(&self, limits: &Limits, start: u32, need: u32) -> u64 {
+    pub fn first_token_us(&self, limits: &Limits, start: u32, need: u32) -> f64 {
         let prompt_us = self.cost.rows_us(start, need);
         // Each step spends the same time on what is not prompt.
         let steps = (prompt_us / self.us).ceil();
-        (prompt_us + steps * f64::from(limits.decode_us)) as u64
+        prompt_us + steps * f64::from(limits.decode_us)
     }
 
     pub fn is_empty(&self) -> bool {

@@ -195,7 +195,7 @@ def main():
     p.add_argument("--load", type=float, default=0.9, help="of requests with deadlines")
     p.add_argument("--capacity-seconds", type=float, default=20, help="of each measurement of what the server can do")
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--flag", action="append", default=[], help="a further word for the server's command line")
+    p.add_argument("--flag", action="append", default=[], help="a further word for the server's command line, as in --flag=--threads --flag=1")
     p.add_argument("--fair", default="fair", help="the policy for tenants: a name or a file")
     p.add_argument("--deadline", default="deadline", help="the policy for deadlines: a name or a file")
     args = p.parse_args()

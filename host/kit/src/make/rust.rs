@@ -86,6 +86,10 @@ enum Compiler {
     Debian { linker: &'static str },
 }
 
+/// What Debian's toolchain compiles of the standard library is for speed, as rustup's is, whatever the project's own profile
+/// says: a policy's call is a tenth shorter.
+const LIBRARY: [&str; 3] = ["core", "alloc", "std"];
+
 impl Compiler {
     fn find(folder: &Path) -> Result<Self, KitError> {
         let sysroot = Tool::new("rustc", folder).args(["--print", "sysroot"]).run().unwrap_or_default();
@@ -117,7 +121,8 @@ impl Compiler {
                 // A compiler wrapper of the user's setup may not know this compiler.
                 .env("RUSTC_WRAPPER", "")
                 .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER", linker)
-                .args(["-Z", "build-std=std,panic_abort"]),
+                .args(["-Z", "build-std=std,panic_abort"])
+                .args(LIBRARY.map(|name| format!("--config=profile.release.package.{name}.opt-level=3"))),
         }
     }
 }

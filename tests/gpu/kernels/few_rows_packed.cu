@@ -3,7 +3,7 @@
 //
 //   nvcc -std=c++17 -O1 tests/gpu/kernels/few_rows_packed.cu -o packed
 //   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin -DTYPE0=5 -DTYPE1=7 -DNT=1 -DMODE=0 -DDEPTH=2 -DWARPS=16 \
-//        -DBLOCKS=1 -DNEAR=1 -DTAIL=0 kernels/src/cu/few_rows_packed.cu -o 5-7-1-0-2-16-1-1.cubin
+//        -DBLOCKS=1 -DNEAR=1 -DONE=0 -DTAIL=0 kernels/src/cu/few_rows_packed.cu -o 5-7-1-0-2-16-1-1.cubin
 //   ./packed *.cubin
 //
 // A file's name tells its flags in this order. Formats count as in packed.cuh. A line of times is one product as a decode

@@ -102,10 +102,15 @@ sources! {
 mod tests {
     use super::*;
 
-    /// Every kernel includes the headers that there are, and defines an entry point of its own name.
+    /// Every kernel includes headers that there are, each once, the prelude among them, and defines an entry point of its own
+    /// name.
     #[test]
     fn sources_are_whole() {
         for source in ALL {
+            for (name, _) in HEADERS {
+                let began = source.unit().matches(&format!("#line 1 \"{name}\"")).count();
+                assert!(began <= 1 && (began == 1 || name != "prelude.cuh"), "{}: {name} {began} times", source.name);
+            }
             assert!(!source.unit().contains("#include") && source.unit().contains("griddepcontrol"), "{}", source.name);
             assert!(source.unit().contains(&format!(" {}(", source.name)), "{}", source.name);
         }

@@ -172,7 +172,7 @@ impl Uses {
 
 /// Rows of which `x` is brought to shared memory before its product, and normed there. More take longer than they save.
 pub const NEAR_ROWS_MAX: usize = 2;
-/// The widest row that is normed so; the kernel's PIECES and NORM_WARPS.
+/// The widest row that is normed so; PIECES and NORM_WARPS of `near.cuh`.
 pub const NEAR_NORM_MAX: usize = 10_240;
 /// Blocks of clusters larger than two that a card surely runs at once: some of its groups of multiprocessors are smaller.
 const CLUSTERED_BLOCKS_MAX: usize = 96;

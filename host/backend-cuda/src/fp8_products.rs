@@ -17,6 +17,7 @@ use crate::products::{Epilogue, Fp8Scales, Matrix, TILE_ROWS, TILES, tile_of};
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
 /// X of an FP8 kernel that norms its rows.
 const NORMS: usize = 3;
+
 /// What a product is to a layer: it decides what its FP8 kernel reads and writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Role {

@@ -2,7 +2,6 @@
 //
 // Shapes: x [m, k] f16, m <= 16, W [n, k] in the model's 16-bit type, out [m, n]. A block has one output for all rows: its
 // weights are on their way to shared memory before the rows are there.
-#include "prelude.cuh"
 #include "gates.cuh"
 
 #define ROWS_MAX 16

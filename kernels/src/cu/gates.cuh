@@ -2,6 +2,8 @@
 //
 // y = W x, x [m, k] f16, W [n, k] in the model's 16-bit type; k a multiple of 8. All GATE_WARPS warps of a block share a row
 // of weights; the warps' sums are added in their order: the same for every number of rows, and wherever it is computed.
+#include "prelude.cuh"
+
 #define GATE_WARPS 16
 
 struct Gates {

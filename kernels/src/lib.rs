@@ -12,11 +12,12 @@ pub struct Source {
 }
 
 /// What kernels may include, by name.
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 5] = [
     ("prelude.cuh", include_str!("cu/prelude.cuh")),
     ("near.cuh", include_str!("cu/near.cuh")),
     ("packed.cuh", include_str!("cu/packed.cuh")),
     ("gates.cuh", include_str!("cu/gates.cuh")),
+    ("warpgroup.cuh", include_str!("cu/warpgroup.cuh")),
 ];
 
 impl Source {

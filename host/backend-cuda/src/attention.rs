@@ -29,9 +29,10 @@ impl PrefillLaunch {
         // Keys and values of a page.
         let page_bytes = (2 * 64 * shape.head_dim * 2) as u32;
         // Warpgroup products and their operands' layout are Hopper's.
-        if arch == 90 && matches!(shape.head_dim, 64 | 128) && !shape.gated {
-            // The tile's queries, two stages of two pages, and the barriers.
-            let shared_bytes = (128 * shape.head_dim * 2) as u32 + 4 * page_bytes + 128;
+        if arch == 90 && matches!(shape.head_dim, 64 | 128 | 256) {
+            let pages = if shape.head_dim <= 128 { 2 } else { 1 };
+            // The tile's queries, two stages of a block's pages, and the barriers.
+            let shared_bytes = (128 * shape.head_dim * 2) as u32 + 2 * pages * page_bytes + 128;
             return Self { source: kernels::ATTEND_PREFILL_SM90, threads: 384, shared_bytes, mapped: true };
         }
         let buffers = if shape.head_dim <= 128 { 2 } else { 1 };
@@ -162,7 +163,8 @@ fn hopper_ring(shape: &AttentionShape) -> Option<u32> {
 pub struct TensorMaps(Buffer);
 
 impl TensorMaps {
-    /// `queries`: `[rows, heads + 2 kv_heads, head_dim]`; `kv`: a buffer of `pages` a layer.
+    /// `queries`: `[rows, heads, head_dim]`, with gates between the queries, and keys and values behind them; `kv`: a buffer of
+    /// `pages` a layer.
     pub fn new(
         device: &Device,
         shape: &AttentionShape,
@@ -170,15 +172,15 @@ impl TensorMaps {
         kv: &[Buffer],
         pages: usize,
     ) -> Result<Self, BackendError> {
-        let (dim, heads) = (shape.head_dim, shape.heads + 2 * shape.kv_heads);
+        let (dim, step) = (shape.head_dim, 1 + usize::from(shape.gated));
         let group = shape.heads / shape.kv_heads;
         let tiles = pages * shape.kv_heads;
         let mut maps = Vec::with_capacity(kv.len() * LAYER_MAPS);
         for layer in kv {
             maps.push(encode(
                 queries,
-                &[(dim, 64), (heads, group), (rows, tile_tokens(shape))],
-                &[dim * 2, heads * dim * 2],
+                &[(dim, 64), (shape.heads, group), (rows, tile_tokens(shape))],
+                &[step * dim * 2, shape.mix_width() * 2],
             )?);
             // A page of a head is 64 rows of keys, then as many bytes of transposed values.
             maps.push(encode(layer.pointer, &[(dim, 64), (tiles * 2 * 64, 64)], &[dim * 2])?);

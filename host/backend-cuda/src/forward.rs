@@ -546,6 +546,7 @@ impl Forward<'_> {
             let args = match &model.tensor_maps {
                 Some(maps) => out
                     .pointer(maps.layer(layer))
+                    .pointer(w.mix.pointer)
                     .pointer(w.upload.pointer)
                     .pointer(w.runs_pointer())
                     .pointer(w.tiles.pointer)
@@ -566,7 +567,8 @@ impl Forward<'_> {
                     .pointer(w.tile_ml.pointer)
                     .pointer(w.upload.pointer)
                     .pointer(w.runs_pointer())
-                    .pointer(w.tiles.pointer);
+                    .pointer(w.tiles.pointer)
+                    .pointer(w.mix.pointer);
                 let grid = (size.split_items as u32, TILE_ROWS as u32 / 8);
                 let shape = Shape { grid, block: 256, shared_bytes: 0, cluster: 1 };
                 self.kernels.attend_merge_tiles.launch(self.device, shape, args)?;

@@ -1,5 +1,5 @@
 // attended[row, head] = the splits of prefill tiles, merged in order. Grid: (tiles with their splits, 128 / 8), a row of a
-// tile a warp; tiles that are whole have been written already.
+// tile a warp; tiles that are whole have been written already. Gated heads find their gates in qkv.
 #include "prelude.cuh"
 
 #define GROUP (HEADS / KV_HEADS)
@@ -7,7 +7,7 @@
 
 extern "C" __global__ void __launch_bounds__(256) attend_merge_tiles(u16 *attended, const float *part_o, const float2 *part_ml,
                                                                      const StepInfo *step, const RunInfo *runs,
-                                                                     const int4 *tiles) {
+                                                                     const int4 *tiles, const u16 *qkv) {
     wait_previous();
     start_next();
     if (blockIdx.x >= step->tiles) return;
@@ -31,6 +31,15 @@ extern "C" __global__ void __launch_bounds__(256) attend_merge_tiles(u16 *attend
         for (int i = 0; i < HEAD_DIM / WARP; i++) y[i] += f * o[i * WARP];
     }
     u16 *to = attended + ((long long)(run.row0 + token) * HEADS + work.y * GROUP + r % GROUP) * HEAD_DIM + lane;
+#if Q_STEP == 2
+    const u16 *gate = qkv + ((long long)(run.row0 + token) * HEADS_ALL + (work.y * GROUP + r % GROUP) * 2 + 1) * HEAD_DIM + lane;
+#endif
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / WARP; i++) to[i * WARP] = f32_to_half(y[i] / total);
+    for (int i = 0; i < HEAD_DIM / WARP; i++) {
+        float x = y[i] / total;
+#if Q_STEP == 2
+        x = gated(x, half_to_f32(gate[i * WARP]));
+#endif
+        to[i * WARP] = f32_to_half(x);
+    }
 }

@@ -1,23 +1,19 @@
-// Causal attention of prefill chunks on Hopper (FlashAttention-3, arXiv 2407.08608): head sizes 64 and 128.
+// Causal attention of prefill chunks on Hopper (FlashAttention-3, arXiv 2407.08608): head sizes 64, 128 and 256.
 //
 // A tile is 128 rows: QTOKENS query tokens times the group's heads, so K and V are read once for the group. One thread
-// copies the tile's queries and, two pages at a time, its keys and values into rings of STAGES through tensor maps; two
+// copies the tile's queries and, BLOCK_PAGES pages at a time, its keys and values into rings of STAGES through tensor maps; two
 // warpgroups of 64 rows each multiply. Within a warpgroup the scores of block n are computed while the values of block
 // n - 1 are accumulated; between them named barriers give turns, so that one's softmax runs under the other's products.
 // Blocks of the grid take tiles by ticket, in the list's order. A tile whose run is split has an item for each range of
 // its keys; their sums meet in `attend_merge_tiles`. Everything lies in shared memory with the 128-byte
 // swizzle: a row's 16-byte chunk c is at c ^ (row % 8).
-#include "prelude.cuh"
-
-#ifdef TL_F16
-#define WGMMA_TYPES "f32.f16.f16"
-#else
-#define WGMMA_TYPES "f32.bf16.bf16"
-#endif
+#include "warpgroup.cuh"
 
 #define GROUP (HEADS / KV_HEADS)
 #define ROWS 128
-#define KEYS (2 * PAGE)  // keys of a block
+// Heads of 256 have half of a multiprocessor's registers in their sums, and shared memory for a page a block.
+#define BLOCK_PAGES (HEAD_DIM <= 128 ? 2 : 1)
+#define KEYS (BLOCK_PAGES * PAGE)  // keys of a block
 #define HALVES (HEAD_DIM / 64)
 #ifndef STAGES
 #define STAGES 2
@@ -34,94 +30,11 @@
 #define V_AT (K_AT + STAGES * BLOCK_BYTES)
 #define BARRIERS_AT (V_AT + STAGES * BLOCK_BYTES)
 
-// --- warpgroup products: D[64, n] (+)= A[64, 16] B[n, 16]^T ------------------------------------------------------------
-
-__device__ __forceinline__ void product_shared(float (&d)[64], u64 a, u64 b, int accumulate) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16." WGMMA_TYPES " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
-        "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, "
-        "%57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, 0, 0;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
-          "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
-          "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-          "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(accumulate));
-}
-__device__ __forceinline__ void product_registers(float (&d)[32], const u32 (&a)[4], u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
-        "%14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-__device__ __forceinline__ void product_registers(float (&d)[64], const u32 (&a)[4], u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16." WGMMA_TYPES " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
-        "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, "
-        "%57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
-          "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
-          "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-          "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-__device__ __forceinline__ void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void product_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// What the compiler knows of these registers ends here: it moves no use of them across.
-template <int N> __device__ __forceinline__ void settled(float (&d)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
-
-// A K-major operand with rows of 128 bytes: groups of 8 rows are 1,024 bytes apart.
-__device__ __forceinline__ u64 operand(u32 shared) {
-    return (u64)((shared & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
-}
-
-// --- copies of boxes, reported to a barrier in shared memory -----------------------------------------------------------
-
-__device__ __forceinline__ void copy_box2(u32 to, const void *map, int x, int y, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier) : "memory");
-}
-__device__ __forceinline__ void copy_box3(u32 to, const void *map, int x, int y, int z, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
-}
-
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-
-// A place in a ring of stages, and the parity of its turn.
-struct Place {
-    u32 stage, parity;
-    __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
 
 // A tile as the copying thread hands it to the others; `blocks` 0 ends the work. Positions count from the item's first
 // key. `place`: of the item's sums, -1 for a tile that is whole.
@@ -138,9 +51,9 @@ struct Tile {
 
 // `maps`: the tensor maps of the queries (boxes of 64 dimensions, the group's heads, QTOKENS tokens), of the keys (64
 // dimensions of a page's keys) and of the values (a page's keys of every dimension). `turn`: how many such launches the
-// step had before this one: tickets are counted over the whole step.
+// step had before this one: tickets are counted over the whole step. `qkv`: where gated heads find their gates.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attend_prefill_sm90(u16 *attended, const u8 *maps, StepInfo *step, const RunInfo *runs, const int4 *tiles,
+    attend_prefill_sm90(u16 *attended, const u8 *maps, const u16 *qkv, StepInfo *step, const RunInfo *runs, const int4 *tiles,
                         const int *page_table, int table_width, int turn, float scale_log2, float *part_o, float2 *part_ml) {
     extern __shared__ __align__(1024) u8 shared[];
     u32 base = shared_address(shared), barriers = base + BARRIERS_AT;
@@ -164,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x != 0) return;
         const u8 *q_map = maps, *k_map = maps + 128, *v_map = maps + 256;
         int total = step->tiles, first = turn * (total + (int)gridDim.x);
-        Place k = {0, 0}, v = {0, 0};
+        Place<STAGES> k = {0, 0}, v = {0, 0};
         int index = atomicAdd(&step->tickets, 1) - first;
         int4 work = tiles[min(index, total - 1)];
         RunInfo run = runs[work.x];
@@ -188,18 +101,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 copy_box3(base + h * Q_HALF, q_map, 64 * h, work.y * GROUP, run.row0 + tile.token0, FULL_Q);
             const int *pages = page_table + (long long)run.seat * table_width + before * (KEYS / PAGE);
             key_pages -= before * (KEYS / PAGE);
-            // A block's second page may lie beyond the run: any page will do, its keys are masked.
-            int page0 = pages[0], page1 = pages[min(1, key_pages - 1)], previous0 = 0, previous1 = 0;
+            // A block's last page may lie beyond the run: any page will do, its keys are masked.
+            int page[BLOCK_PAGES], previous[BLOCK_PAGES] = {}, next[BLOCK_PAGES];
+            auto look_up = [&](int (&to)[BLOCK_PAGES], int block) {
+#pragma unroll
+                for (int i = 0; i < BLOCK_PAGES; i++) to[i] = pages[min(block * BLOCK_PAGES + i, key_pages - 1)];
+            };
+            look_up(page, 0);
             for (int n = 0; n <= tile.blocks; n++) {
-                int next0 = pages[min(2 * n + 2, key_pages - 1)], next1 = pages[min(2 * n + 3, key_pages - 1)];
+                look_up(next, n + 1);
                 if (n < tile.blocks) {
                     barrier_wait(FREE_K(k.stage), k.parity ^ 1);
                     barrier_expect(FULL_K(k.stage), BLOCK_BYTES);
                     u32 to = base + K_AT + k.stage * BLOCK_BYTES;
-                    for (int h = 0; h < HALVES; h++) {
-                        copy_box2(to + h * K_HALF, k_map, 64 * h, (page0 * KV_HEADS + tile.kv_head) * 2 * PAGE, FULL_K(k.stage));
-                        copy_box2(to + h * K_HALF + 8192, k_map, 64 * h, (page1 * KV_HEADS + tile.kv_head) * 2 * PAGE, FULL_K(k.stage));
-                    }
+                    for (int h = 0; h < HALVES; h++)
+#pragma unroll
+                        for (int i = 0; i < BLOCK_PAGES; i++)
+                            copy_box2(to + h * K_HALF + i * 8192, k_map, 64 * h, (page[i] * KV_HEADS + tile.kv_head) * 2 * PAGE, FULL_K(k.stage));
                     k.advance();
                 }
                 // Values one block behind: in the order in which the stages fall free.
@@ -207,14 +125,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     barrier_wait(FREE_V(v.stage), v.parity ^ 1);
                     barrier_expect(FULL_V(v.stage), BLOCK_BYTES);
                     u32 to = base + V_AT + v.stage * BLOCK_BYTES;
-                    copy_box2(to, v_map, 0, (previous0 * KV_HEADS + tile.kv_head) * 2 * HEAD_DIM + HEAD_DIM, FULL_V(v.stage));
-                    copy_box2(to + V_PAGE, v_map, 0, (previous1 * KV_HEADS + tile.kv_head) * 2 * HEAD_DIM + HEAD_DIM, FULL_V(v.stage));
+#pragma unroll
+                    for (int i = 0; i < BLOCK_PAGES; i++)
+                        copy_box2(to + i * V_PAGE, v_map, 0, (previous[i] * KV_HEADS + tile.kv_head) * 2 * HEAD_DIM + HEAD_DIM, FULL_V(v.stage));
                     v.advance();
                 }
-                previous0 = page0;
-                previous1 = page1;
-                page0 = next0;
-                page1 = next1;
+#pragma unroll
+                for (int i = 0; i < BLOCK_PAGES; i++) {
+                    previous[i] = page[i];
+                    page[i] = next[i];
+                }
                 // The next tile is looked up while the ring is full.
                 if (n == 1) {
                     index = atomicAdd(&step->tickets, 1) - first;
@@ -238,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     auto pass_turn = [&]() { asm volatile("bar.arrive %0, %1;" ::"r"(2 - group), "n"(CONSUMERS) : "memory"); };
     if (group == 0) asm volatile("bar.arrive 1, %0;" ::"n"(CONSUMERS) : "memory");
     const u64 queries = operand(base + group * 8192);
-    Place k = {0, 0}, v = {0, 0};
+    Place<STAGES> k = {0, 0}, v = {0, 0};
     for (u32 round = 0;; round++) {
         barrier_wait(FULL_Q, round & 1);
         Tile tile = *handed;
@@ -383,10 +303,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         u16 *out = attended + ((long long)tile.row0 * HEADS + tile.kv_head * GROUP) * HEAD_DIM + 2 * t;
         u16 *out0 = out + (long long)tok0 * HEADS * HEAD_DIM + (r0 % GROUP) * HEAD_DIM;
         u16 *out1 = out + (long long)tok1 * HEADS * HEAD_DIM + (r1 % GROUP) * HEAD_DIM;
+#if Q_STEP == 2
+        // A head's gate stands behind its query.
+        const u16 *gates = qkv + ((long long)tile.row0 * HEADS_ALL + tile.kv_head * GROUP * 2 + 1) * HEAD_DIM + 2 * t;
+        const u16 *gate0 = gates + ((long long)tok0 * HEADS_ALL + r0 % GROUP * 2) * HEAD_DIM;
+        const u16 *gate1 = gates + ((long long)tok1 * HEADS_ALL + r1 % GROUP * 2) * HEAD_DIM;
+        auto write = [](u16 *to, const u16 *gate, float lo, float hi) {
+            u32 z = *(const u32 *)gate;
+            *(u32 *)to = half_pack(gated(lo, half_lo(z)), gated(hi, half_hi(z)));
+        };
+#else
+        const u16 *gate0 = nullptr, *gate1 = nullptr;
+        auto write = [](u16 *to, const u16 *, float lo, float hi) { *(u32 *)to = half_pack(lo, hi); };
+#endif
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 8; i++) {
-            if (live0) *(u32 *)(out0 + 8 * i) = half_pack(o[4 * i] * i0, o[4 * i + 1] * i0);
-            if (live1) *(u32 *)(out1 + 8 * i) = half_pack(o[4 * i + 2] * i1, o[4 * i + 3] * i1);
+            if (live0) write(out0 + 8 * i, gate0 + 8 * i, o[4 * i] * i0, o[4 * i + 1] * i0);
+            if (live1) write(out1 + 8 * i, gate1 + 8 * i, o[4 * i + 2] * i1, o[4 * i + 3] * i1);
         }
     }
 }

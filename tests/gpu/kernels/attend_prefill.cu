@@ -4,7 +4,7 @@
 //   nvcc -std=c++17 -O1 -gencode arch=compute_90a,code=sm_90a -DHEADS=32 -DKV_HEADS=8 -DHEAD_DIM=128 -DQTOKENS=32 \
 //        -I kernels/src/cu tests/gpu/kernels/attend_prefill.cu -lcuda -o attend && ./attend
 //
-// QTOKENS is 128 / (HEADS / KV_HEADS). -DSTAGES=n and other build flags of the kernel go the same way. Outputs are
+// QTOKENS is 128 / (HEADS / KV_HEADS); gated heads: -DQ_STEP=2. -DSTAGES=n and other build flags of the kernel go the same way. Outputs are
 // poisoned, pages lie in random order, and each case prints its splits, relative error, time and rate.
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -52,7 +52,7 @@ __global__ void reference(float *out, float *scores, const int2 *samples, const 
     __shared__ float shared_values[256];
     int row = samples[blockIdx.x].x, head = samples[blockIdx.x].y, keys = row_position[row] + 1;
     const int *pages = page_table + (long long)row_seat[row] * TABLE_WIDTH;
-    const u16 *q = qkv + ((long long)row * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM;
+    const u16 *q = qkv + ((long long)row * HEADS_ALL + HEAD_SLOT(head)) * HEAD_DIM;
     float *score = scores + (long long)blockIdx.x * keys_max, top = NEG_INF, total = 0.f;
     auto tile = [&](int key) { return kv + ((long long)pages[key / PAGE] * KV_HEADS + head / GROUP) * 2 * PAGE * HEAD_DIM; };
     for (int key = threadIdx.x; key < keys; key += 256) {
@@ -74,7 +74,9 @@ __global__ void reference(float *out, float *scores, const int2 *samples, const 
     float y = 0.f;
     for (int key = 0; key < keys; key++)
         y += score[key] * half_to_f32(tile(key)[PAGE * HEAD_DIM + threadIdx.x * PAGE + key % PAGE]);
-    out[(long long)blockIdx.x * HEAD_DIM + threadIdx.x] = y / total;
+    y /= total;
+    if (Q_STEP == 2) y = gated(y, half_to_f32(q[HEAD_DIM + threadIdx.x]));
+    out[(long long)blockIdx.x * HEAD_DIM + threadIdx.x] = y;
 }
 
 template <class T> T *on_device(const std::vector<T> &values) {
@@ -185,10 +187,10 @@ bool run(Bench &bench, const Case &c) {
     CHECK(cudaFuncSetAttribute(attend_prefill_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     int turn = 0;
     auto launch = [&]() {
-        attend_prefill_sm90<<<bench.multiprocessors, THREADS, shared>>>(bench.out, (const u8 *)bench.maps, d_step, d_runs, d_tiles,
+        attend_prefill_sm90<<<bench.multiprocessors, THREADS, shared>>>(bench.out, (const u8 *)bench.maps, bench.qkv, d_step, d_runs, d_tiles,
                                                                         d_table, TABLE_WIDTH, turn++, scale, bench.part_o, bench.part_ml);
         if (l.splits > 1)
-            attend_merge_tiles<<<dim3(l.tiles.size(), ROWS / 8), 256>>>(bench.out, bench.part_o, bench.part_ml, d_step, d_runs, d_tiles);
+            attend_merge_tiles<<<dim3(l.tiles.size(), ROWS / 8), 256>>>(bench.out, bench.part_o, bench.part_ml, d_step, d_runs, d_tiles, bench.qkv);
     };
     CHECK(cudaMemset(bench.out, 0xff, (size_t)ROWS_MAX * HEADS * HEAD_DIM * 2));
     launch();
@@ -238,7 +240,7 @@ int main() {
     setbuf(stdout, nullptr);
     Bench bench;
     CHECK(cudaDeviceGetAttribute(&bench.multiprocessors, cudaDevAttrMultiProcessorCount, 0));
-    const cuuint64_t heads = HEADS + 2 * KV_HEADS, dim = HEAD_DIM, tiles = (cuuint64_t)PAGES * KV_HEADS;
+    const cuuint64_t heads = HEADS_ALL, dim = HEAD_DIM, tiles = (cuuint64_t)PAGES * KV_HEADS;
     size_t qkv_count = ROWS_MAX * heads * dim, kv_count = tiles * 2 * PAGE * dim;
     bench.qkv = allocate<u16>(qkv_count);
     bench.kv = allocate<u16>(kv_count);
@@ -250,7 +252,7 @@ int main() {
     fill<<<2048, 256>>>(bench.qkv, qkv_count, 1, 1.6f);
     fill<<<2048, 256>>>(bench.kv, kv_count, 2, 1.f);
     bench.maps = on_device(std::vector<CUtensorMap>{
-        tensor_map(bench.qkv, {dim, heads, ROWS_MAX}, {dim * 2, heads * dim * 2}, {64, GROUP, QTOKENS}),
+        tensor_map(bench.qkv, {dim, HEADS, ROWS_MAX}, {Q_STEP * dim * 2, heads * dim * 2}, {64, GROUP, QTOKENS}),
         tensor_map(bench.kv, {dim, tiles * 2 * PAGE}, {dim * 2}, {64, PAGE}),
         tensor_map(bench.kv, {PAGE, tiles * 2 * dim}, {PAGE * 2}, {PAGE, HEAD_DIM}),
     });

@@ -73,6 +73,7 @@ sources! {
     FEW_ROWS = "few_rows",
     FEW_ROWS_FP8 = "few_rows_fp8",
     FEW_ROWS_PACKED = "few_rows_packed",
+    GATE_UP_SM90 = "gate_up_sm90",
     ROPE_KV = "rope_kv",
     ATTEND_DECODE = "attend_decode",
     ATTEND_DECODE_SM90 = "attend_decode_sm90",

@@ -2,14 +2,15 @@
 
 use backend::BackendError;
 use backend::ops::AttentionShape;
-use cudarc::driver::sys;
+use contract::PAGE_TOKENS;
 use kernels::Source;
 
 use crate::compile::{Compiler, Kernel};
-use crate::device::{Buffer, Device, fault};
+use crate::device::{Buffer, Device};
 use crate::forward::{SPLIT, tile_tokens};
 use crate::launch::{Args, Shape};
 use crate::seats::RunUpload;
+use crate::tensor_map::{TensorMap, tensor_map};
 
 /// Queries, keys and values of a layer, 128 bytes each.
 const LAYER_MAPS: usize = 3;
@@ -105,11 +106,11 @@ impl DecodeKernels {
     fn compile(
         compiler: &mut Compiler<'_>,
         source: Source,
-        stages: usize,
+        slots: usize,
         (threads, shared_bytes, blocks_per_multiprocessor): (u32, u32, u32),
     ) -> Result<Self, BackendError> {
         let mut kernel = |rope| {
-            let kernel = compiler.kernel(source, &[("ROPE", rope), ("STAGES", stages)])?;
+            let kernel = compiler.kernel(source, &[("ROPE", rope), ("SLOTS", slots)])?;
             kernel.allow_shared(shared_bytes)?;
             Ok::<_, BackendError>(kernel)
         };
@@ -135,7 +136,9 @@ impl Decode {
         let few = DecodeKernels::compile(compiler, kernels::ATTEND_DECODE, 0, (128, 0, 4))?;
         let many = hopper_ring(shape)
             .filter(|_| compiler.target.arch == 90)
-            .map(|shared| DecodeKernels::compile(compiler, kernels::ATTEND_DECODE_SM90, RING_STAGES, (288, shared, 1)))
+            .map(|(slots, shared)| {
+                DecodeKernels::compile(compiler, kernels::ATTEND_DECODE_SM90, slots, (288, shared, 1))
+            })
             .transpose()?;
         Ok(Self { few, many })
     }
@@ -145,18 +148,20 @@ impl Decode {
     }
 }
 
-/// Work items on their way in a block of Hopper's decode attention; a third changed nothing.
-const RING_STAGES: usize = 2;
+/// Keys or values of pages on their way in a block of Hopper's decode attention: those of two work items; more changed
+/// nothing.
+const RING_SLOTS: usize = 2 * 2 * SPLIT / PAGE_TOKENS as usize;
 
-/// Bytes of shared memory of Hopper's decode attention, where they fit.
-fn hopper_ring(shape: &AttentionShape) -> Option<u32> {
+/// The slots of Hopper's decode attention that fit, at least those of an item and one more, and its shared memory.
+fn hopper_ring(shape: &AttentionShape) -> Option<(usize, u32)> {
     let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
     const SHARED_MAX: usize = 227 << 10;
-    const BARRIERS: usize = 128;
     // Sums and maxima of four warps, and fresh heads, for two teams.
     let team = (4 * group * (dim * 4 + 8) + (group + 2) * (dim + 8) * 2).next_multiple_of(16);
-    let bytes = RING_STAGES * SPLIT * 2 * dim * 2 + 2 * team + BARRIERS;
-    (bytes <= SHARED_MAX).then_some(bytes as u32)
+    // A slot has two barriers.
+    let slot = PAGE_TOKENS as usize * dim * 2 + 16;
+    let slots = (SHARED_MAX.saturating_sub(2 * team) / slot).min(RING_SLOTS);
+    (slots > RING_SLOTS / 2).then(|| (slots, (slots * slot + 2 * team) as u32))
 }
 
 /// The maps of every layer, where the kernel finds them.
@@ -177,50 +182,21 @@ impl TensorMaps {
         let tiles = pages * shape.kv_heads;
         let mut maps = Vec::with_capacity(kv.len() * LAYER_MAPS);
         for layer in kv {
-            maps.push(encode(
+            maps.push(tensor_map(
                 queries,
                 &[(dim, 64), (shape.heads, group), (rows, tile_tokens(shape))],
                 &[step * dim * 2, shape.mix_width() * 2],
             )?);
             // A page of a head is 64 rows of keys, then as many bytes of transposed values.
-            maps.push(encode(layer.pointer, &[(dim, 64), (tiles * 2 * 64, 64)], &[dim * 2])?);
-            maps.push(encode(layer.pointer, &[(64, 64), (tiles * 2 * dim, dim)], &[64 * 2])?);
+            maps.push(tensor_map(layer.pointer, &[(dim, 64), (tiles * 2 * 64, 64)], &[dim * 2])?);
+            maps.push(tensor_map(layer.pointer, &[(64, 64), (tiles * 2 * dim, dim)], &[64 * 2])?);
         }
         Ok(Self(device.upload("tensor maps", &maps)?))
     }
 
     pub fn layer(&self, layer: usize) -> u64 {
-        self.0.pointer + (layer * LAYER_MAPS * size_of::<sys::CUtensorMap>()) as u64
+        self.0.pointer + (layer * LAYER_MAPS * size_of::<TensorMap>()) as u64
     }
-}
-
-/// A map of bf16 values with the 128-byte swizzle: (length, box) of each axis, innermost first; strides of all but that.
-fn encode(pointer: u64, axes: &[(usize, usize)], stride_bytes: &[usize]) -> Result<sys::CUtensorMap, BackendError> {
-    let lengths: Vec<u64> = axes.iter().map(|axis| axis.0 as u64).collect();
-    let boxes: Vec<u32> = axes.iter().map(|axis| axis.1 as u32).collect();
-    let strides: Vec<u64> = stride_bytes.iter().map(|&stride| stride as u64).collect();
-    let steps = vec![1u32; axes.len()];
-    let mut map = sys::CUtensorMap { opaque: [0; 16] };
-    // SAFETY: the slices are as long as the rank says; the call reads them and writes the map.
-    unsafe {
-        sys::cuTensorMapEncodeTiled(
-            &mut map,
-            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            axes.len() as u32,
-            pointer as *mut _,
-            lengths.as_ptr(),
-            strides.as_ptr(),
-            boxes.as_ptr(),
-            steps.as_ptr(),
-            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    }
-    .result()
-    .map_err(|e| fault(&format!("cuTensorMapEncodeTiled of {axes:?}"), e))?;
-    Ok(map)
 }
 
 #[cfg(test)]

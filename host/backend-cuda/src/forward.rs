@@ -165,6 +165,7 @@ impl Kernels {
         shape: &AttentionShape,
         fp8: Option<Fp8Scales>,
         blocks: &Uses,
+        ffn: Option<(usize, usize)>,
     ) -> Result<Self, BackendError> {
         let prefill = PrefillLaunch::new(compiler.target.arch, shape);
         let attend_prefill = compiler.kernel(prefill.source, &[])?;
@@ -173,7 +174,7 @@ impl Kernels {
             begin_step: compiler.kernel(kernels::BEGIN_STEP, &[])?,
             embed: compiler.kernel(kernels::EMBED, &[])?,
             rms_norm: compiler.kernel(kernels::RMS_NORM, &[("F16", 0)])?,
-            products: ProductKernels::compile(compiler, fp8, blocks)?,
+            products: ProductKernels::compile(compiler, fp8, blocks, ffn)?,
             rope_kv: compiler.kernel(kernels::ROPE_KV, &[])?,
             attend_decode: Decode::compile(compiler, shape)?,
             attend_merge: compiler.kernel(kernels::ATTEND_MERGE, &[])?,

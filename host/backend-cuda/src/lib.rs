@@ -13,6 +13,7 @@ mod delta;
 mod device;
 mod forward;
 mod fp8_products;
+mod gate_up;
 mod invariant;
 mod launch;
 mod lay_out;
@@ -25,6 +26,7 @@ mod saved;
 mod seats;
 mod step;
 mod targets;
+mod tensor_map;
 mod tuning;
 
 pub use delta::StateType;

@@ -90,7 +90,8 @@ pub fn load(
     let cache = cuda.device.kernel_cache.as_deref();
     let flags = model_flags(shape, spec.rope.dims(), cuda.batch_invariant);
     let mut compiler = Compiler::new(Some(&device.context), target, cache, &flags)?;
-    let kernels = Kernels::compile(&mut compiler, shape, fp8, &blocks)?;
+    let plain = fp8.is_none() && blocks.few_rows.is_empty();
+    let kernels = Kernels::compile(&mut compiler, shape, fp8, &blocks, plain.then_some((spec.ffn, spec.hidden)))?;
     tracing::info!(compiled = compiler.compiled, cached = compiler.cached, card = %device.name, "kernels are ready");
 
     let total_bytes = spec.weights.iter().map(|w| device_bytes(w) as u64).sum();

@@ -19,6 +19,7 @@ use crate::delta::GateProduct;
 use crate::device::{Buffer, Device, fault};
 use crate::forward::{DeviceOp, Forward};
 use crate::fp8_products::{Fp8Kernels, Fp8Work, Role};
+use crate::gate_up::GateUp;
 use crate::launch::{Args, Shape};
 
 /// Rows up to which one read of the weights through `few_rows` wins over the library.
@@ -80,6 +81,7 @@ pub struct ProductKernels {
     /// By tile count and epilogue.
     few_rows: Vec<[Kernel; 4]>,
     silu_mul: Kernel,
+    pub gate_up: Vec<GateUp>,
     pub fp8: Option<Fp8Kernels>,
     pub blocks: BlockKernels,
 }
@@ -104,11 +106,18 @@ fn compile_few_rows(compiler: &mut Compiler<'_>) -> Result<Vec<[Kernel; 4]>, Bac
 }
 
 impl ProductKernels {
-    pub fn compile(compiler: &mut Compiler<'_>, fp8: Option<Fp8Scales>, blocks: &Uses) -> Result<Self, BackendError> {
+    /// `ffn`: `(ffn, hidden)` of a model whose gate and up are in 16 bits.
+    pub fn compile(
+        compiler: &mut Compiler<'_>,
+        fp8: Option<Fp8Scales>,
+        blocks: &Uses,
+        ffn: Option<(usize, usize)>,
+    ) -> Result<Self, BackendError> {
         let fp8 = fp8.map(|scales| Fp8Kernels::compile(compiler, scales)).transpose()?;
         let few_rows = compile_few_rows(compiler)?;
         let blocks = BlockKernels::compile(compiler, blocks)?;
-        Ok(Self { few_rows, silu_mul: compiler.kernel(kernels::SILU_MUL, &[])?, fp8, blocks })
+        let gate_up = ffn.map_or(Ok(Vec::new()), |(ffn, hidden)| GateUp::compile(compiler, ffn, hidden))?;
+        Ok(Self { few_rows, silu_mul: compiler.kernel(kernels::SILU_MUL, &[])?, gate_up, fp8, blocks })
     }
 
     /// Rows of 16-bit weights to codes with a scale each.
@@ -248,6 +257,9 @@ impl Forward<'_> {
     ) -> Result<(), BackendError> {
         if m > FEW_ROWS_MAX && self.few(m) {
             return self.product_in_groups(epilogue, (out, x), matrix, (m, n, k));
+        }
+        if let (Epilogue::SiluMul, Matrix::Half(weights), Some(kernel)) = (epilogue, matrix, self.gate_up_kernel(m)) {
+            return self.gate_up(kernel, (out, x), weights, (m, n, k));
         }
         match (matrix, self.quantised(m)) {
             (Matrix::Packed(packed), _) => return self.packed_product(epilogue, out, x, packed, (m, n, k)),

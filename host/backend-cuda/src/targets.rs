@@ -71,7 +71,8 @@ pub fn compile_for(machine: u32, cache: Option<&Path>) -> Result<(u32, u32), Bac
                 let mut compiler = Compiler::new(None, target, cache, &model_flags(shape, rotated, false))?;
                 // Block formats know nothing of heads, and are compiled once.
                 let blocks = if fp8 == Some(Fp8Scales::Rows) { Uses::samples() } else { Uses::default() };
-                Kernels::compile(&mut compiler, shape, fp8, &blocks)?;
+                let ffn = (index == 0).then_some((12_288, 4096));
+                Kernels::compile(&mut compiler, shape, fp8, &blocks, ffn)?;
                 if index == 0 && machine >= 80 {
                     for form in [(StateType::F32, false), (StateType::F32, true), (StateType::Bf16, false)] {
                         crate::delta::kernels(&mut compiler, &DELTA, form)?;

@@ -49,7 +49,7 @@ impl Forward<'_> {
                 DeviceOp::OutResidual { weight, k } => {
                     self.library(Epilogue::AddResidual, w.h.pointer, w.attended.pointer, weight, (m, hidden, *k))?;
                 }
-                DeviceOp::NormGateUp { weight, .. } => {
+                DeviceOp::NormGateUp { weight, .. } if self.gate_up_kernel(m).is_none() => {
                     self.library(Epilogue::SiluMul, w.act.pointer, w.normed.pointer, weight, (m, ffn, hidden))?;
                 }
                 DeviceOp::DownResidual { weight } => {
@@ -59,6 +59,7 @@ impl Forward<'_> {
                 | DeviceOp::RopeKv { .. }
                 | DeviceOp::Attend { .. }
                 | DeviceOp::DeltaRule(_)
+                | DeviceOp::NormGateUp { .. }
                 | DeviceOp::Head { .. } => {}
             }
         }

@@ -1,8 +1,9 @@
 // Attention of one query token per seat on Hopper: the work of attend_decode.cu, item by item to the same bits.
 //
-// Items pass through a ring of STAGES in shared memory: one thread copies the pages of item n + STAGES - 1 in bulk while
-// two teams of four warps take turns at the items, so that memory never waits for arithmetic. A page of one head lies in
-// memory as K [64, HEAD_DIM] and V transposed [HEAD_DIM, 64], and is copied as it lies.
+// Items pass through a ring of SLOTS in shared memory, each for the keys or the values of a page: one thread copies them in
+// bulk as they fall free while two teams of four warps take turns at the items, so that memory never waits for arithmetic.
+// A page of one head lies in memory as K [64, HEAD_DIM] and V transposed [HEAD_DIM, 64], and is copied as it lies. An item
+// has its pages' keys, then their values; what a short one leaves empty is passed on empty.
 //
 // Build flag ROPE = 1: the rows come as the product left them; norm and rotation of the group's queries happen here, and
 // whoever has the last split also does the new key and value and writes them into the page (see rope_kv.cu).
@@ -14,9 +15,8 @@
 #define WARPS 4
 #define TEAMS 2
 #define PITCH (HEAD_DIM + 8)  // padded against bank conflicts
-#define K_BYTES (PAGE * HEAD_DIM * 2)
-#define TILE_BYTES (2 * K_BYTES)
-#define STAGE_BYTES (SPLIT / PAGE * TILE_BYTES)
+#define SLOT_BYTES (PAGE * HEAD_DIM * 2)
+#define PAGES (SPLIT / PAGE)
 // Heads that a warp prepares: of the group's queries, then the new key and value.
 #define UNITS ((GROUP + 2 + WARPS - 1) / WARPS)
 
@@ -39,14 +39,19 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
     attend_decode_sm90(float *part_o, float2 *part_ml, const u16 *qkv, u16 *kv, const StepInfo *step, const RunInfo *runs,
                        const int4 *items, const int *page_table, int table_width, float scale_log2, const u16 *q_norm,
                        const u16 *k_norm, const float2 *rotation, float eps) {
-    extern __shared__ __align__(128) u8 shared[];  // [STAGES][pages of the split], teams, barriers
-    Team *teams = (Team *)(shared + STAGES * STAGE_BYTES);
-    u32 full = shared_address(teams + TEAMS), free = full + 8 * STAGES;
+    extern __shared__ __align__(128) u8 shared[];  // [SLOTS], teams, barriers
+    Team *teams = (Team *)(shared + SLOTS * SLOT_BYTES);
+    u32 barriers = shared_address(teams + TEAMS);
+    // Of an item's slot 0 to 2 PAGES - 1.
+    auto slot_of = [](int n, int i) { return (u32)(n * 2 * PAGES + i) % SLOTS; };
+    auto parity_of = [](int n, int i) { return (u32)(n * 2 * PAGES + i) / SLOTS & 1; };
+    auto full = [&](int n, int i) { return barriers + 8 * slot_of(n, i); };
+    auto free = [&](int n, int i) { return barriers + 8 * (SLOTS + slot_of(n, i)); };
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
-            barrier_init(full + 8 * s, 1);
-            barrier_init(free + 8 * s, WARPS);
+        for (int s = 0; s < SLOTS; s++) {
+            barrier_init(barriers + 8 * s, 1);
+            barrier_init(barriers + 8 * (SLOTS + s), PAGE / 32);
         }
         barriers_ready();
     }
@@ -64,14 +69,23 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
             RunInfo run = runs[work.x];
             int keys = min(SPLIT, run.end - work.z * SPLIT), pages = (keys + PAGE - 1) / PAGE;
             int rest = (keys - (pages - 1) * PAGE + 7) / 8 * 8;  // keys to read of the last page
-            u32 at = full + 8 * (n % STAGES), to = shared_address(shared) + n % STAGES * STAGE_BYTES;
-            barrier_wait(free + 8 * (n % STAGES), n / STAGES & 1 ^ 1);
-            barrier_expect(at, pages * TILE_BYTES - (PAGE - rest) * HEAD_DIM * 2);
-            for (int p = 0; p < pages; p++) {
-                int page = page_table[(long long)run.seat * table_width + work.z * (SPLIT / PAGE) + p];
-                const u8 *from = (const u8 *)kv + ((long long)page * KV_HEADS + work.y) * TILE_BYTES;
-                copy_bulk(to + p * TILE_BYTES, from, p + 1 < pages ? K_BYTES : rest * HEAD_DIM * 2, at);
-                copy_bulk(to + p * TILE_BYTES + K_BYTES, from + K_BYTES, K_BYTES, at);
+            const u8 *from[PAGES];
+#pragma unroll
+            for (int p = 0; p < PAGES; p++) {
+                int page = page_table[(long long)run.seat * table_width + work.z * PAGES + min(p, pages - 1)];
+                from[p] = (const u8 *)kv + ((long long)page * KV_HEADS + work.y) * 2 * SLOT_BYTES;
+            }
+#pragma unroll
+            for (int i = 0; i < 2 * PAGES; i++) {
+                int p = i % PAGES;
+                barrier_wait(free(n, i), parity_of(n, i) ^ 1);
+                if (p >= pages) {
+                    barrier_arrive(full(n, i));
+                    continue;
+                }
+                u32 bytes = i >= PAGES || p + 1 < pages ? SLOT_BYTES : rest * HEAD_DIM * 2;
+                barrier_expect(full(n, i), bytes);
+                copy_bulk(shared_address(shared) + slot_of(n, i) * SLOT_BYTES, from[p] + i / PAGES * SLOT_BYTES, bytes, full(n, i));
             }
         }
         return;
@@ -130,18 +144,19 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
             store_pairs(&team.fresh[unit][j0], lo[u]);
             store_pairs(&team.fresh[unit][j0 + HEAD_DIM / 2], hi[u]);
         }
-        u8 *stage = shared + n % STAGES * STAGE_BYTES;
-        barrier_wait(full + 8 * (n % STAGES), n / STAGES & 1);
         team_sync();
         if (writes) {
-            int page = page_table[(long long)run.seat * table_width + newest / PAGE], slot = newest % PAGE;
+            int page = page_table[(long long)run.seat * table_width + newest / PAGE], place = newest % PAGE;
+            int k_slot = newest % SPLIT / PAGE, v_slot = PAGES + k_slot;
             u16 *far = kv + ((long long)page * KV_HEADS + work.y) * 2 * PAGE * HEAD_DIM;
-            u16 *near = (u16 *)(stage + newest % SPLIT / PAGE * TILE_BYTES);
+            u16 *keys = (u16 *)(shared + slot_of(n, k_slot) * SLOT_BYTES), *values = (u16 *)(shared + slot_of(n, v_slot) * SLOT_BYTES);
+            barrier_wait(full(n, k_slot), parity_of(n, k_slot));
+            barrier_wait(full(n, v_slot), parity_of(n, v_slot));
             for (int d = threadIdx.x % (WARPS * WARP); d < HEAD_DIM; d += WARPS * WARP) {
-                far[slot * HEAD_DIM + d] = near[slot * HEAD_DIM + d] = team.fresh[GROUP][d];
-                far[PAGE * HEAD_DIM + d * PAGE + slot] = near[PAGE * HEAD_DIM + d * PAGE + slot] = team.fresh[GROUP + 1][d];
+                far[place * HEAD_DIM + d] = keys[place * HEAD_DIM + d] = team.fresh[GROUP][d];
+                far[PAGE * HEAD_DIM + d * PAGE + place] = values[d * PAGE + place] = team.fresh[GROUP + 1][d];
             }
-            // The stage's next tenant comes by the copy engine.
+            // A slot's next tenant comes by the copy engine.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             team_sync();
         }
@@ -156,15 +171,22 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
 #pragma unroll
             for (int c = 0; c < 4; c++) o[i][c] = 0.f;
         float max0 = NEG_INF, max1 = NEG_INF, sum0 = 0.f, sum1 = 0.f;
+        int k_slot = warp * 32 / PAGE, v_slot = PAGES + k_slot;
+        auto release = [&](int i) {
+            __syncwarp();
+            if (lane == 0) barrier_arrive(free(n, i));
+        };
+        u32 p[4][2];
+        barrier_wait(full(n, k_slot), parity_of(n, k_slot));
         if (live) {
-            u32 keys = shared_address(stage) + warp * 32 / PAGE * TILE_BYTES, values = keys + K_BYTES + warp * 32 % PAGE * 2 + 16 * t;
+            u32 keys = shared_address(shared) + slot_of(n, k_slot) * SLOT_BYTES;
             keys += (warp * 32 % PAGE + 8 * (g / 2) + g % 2) * HEAD_DIM * 2 + 16 * t;
             u32 queries = shared_address(&team.fresh[0][0]) + 16 * t;
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
                 U4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
                 if (g < GROUP) a = load_shared16(queries + g * PITCH * 2 + 64 * s);
-                if (g + 8 < GROUP) b = load_shared16(queries + (g + 8) * PITCH * 2 + 64 * s);
+                if (GROUP > 8 && g + 8 < GROUP) b = load_shared16(queries + (g + 8) * PITCH * 2 + 64 * s);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     U4 k = load_shared16(keys + 2 * j * HEAD_DIM * 2 + 64 * s);
@@ -172,6 +194,9 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
                     mma(score[j], a.z, b.z, a.w, b.w, k.z, k.w);
                 }
             }
+        }
+        release(k_slot);
+        if (live) {
 #pragma unroll
             for (int j = 0; j < 4; j++)
 #pragma unroll
@@ -185,7 +210,6 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
             max0 = fmaxf(max0, __shfl_xor_sync(FULL, max0, 2));
             max1 = fmaxf(max1, __shfl_xor_sync(FULL, max1, 1));
             max1 = fmaxf(max1, __shfl_xor_sync(FULL, max1, 2));
-            u32 p[4][2];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float e0 = exp2f(score[j][0] - max0), e1 = exp2f(score[j][1] - max0);
@@ -199,6 +223,10 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
             sum0 += __shfl_xor_sync(FULL, sum0, 2);
             sum1 += __shfl_xor_sync(FULL, sum1, 1);
             sum1 += __shfl_xor_sync(FULL, sum1, 2);
+        }
+        barrier_wait(full(n, v_slot), parity_of(n, v_slot));
+        if (live) {
+            u32 values = shared_address(shared) + slot_of(n, v_slot) * SLOT_BYTES + warp * 32 % PAGE * 2 + 16 * t;
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
                 U4 v = load_shared16(values + (8 * i + g) * PAGE * 2);
@@ -206,15 +234,15 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
                 mma(o[i], p[2][0], p[2][1], p[3][0], p[3][1], v.z, v.w);
             }
         }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(free + 8 * (n % STAGES));
+        release(v_slot);
         if (g < GROUP) {
 #pragma unroll
             for (int i = 0; i < TILES; i++)
                 *(float2 *)&team.sums[warp][g][8 * i + 2 * t] = make_float2(o[i][0], o[i][1]);
             if (t == 0) team.ml[warp][g] = make_float2(max0, sum0);
         }
-        if (g + 8 < GROUP) {
+        // Said so that sums of the other rows need no registers.
+        if (GROUP > 8 && g + 8 < GROUP) {
 #pragma unroll
             for (int i = 0; i < TILES; i++)
                 *(float2 *)&team.sums[warp][(g + 8) % GROUP][8 * i + 2 * t] = make_float2(o[i][2], o[i][3]);

@@ -7,13 +7,14 @@ use model::decoder::{Hybrid, Settings};
 
 use crate::fp8;
 use crate::parity::{
-    Check, LOGPROB_BOUND, cpu, cuda, difference, forced, on_card, options, small, spec, together, tokens,
+    Check, LOGPROB_BOUND, among_others, cpu, cuda, difference, forced, on_card, options, small, spec, together, tokens,
 };
 
 pub const CHECKS: &[Check] = &[
     Check { name: "hybrid, as many value heads", run: |arch| logprobs(&hybrid(2, 2, 128, GateFn::Silu), arch) },
     Check { name: "hybrid, twice the value heads", run: |arch| logprobs(&hybrid(2, 4, 128, GateFn::Silu), arch) },
     Check { name: "hybrid, three times, heads of 64", run: |arch| logprobs(&hybrid(2, 6, 64, GateFn::Sigmoid), arch) },
+    Check { name: "hybrid, among others", run: |arch| among_others(&hybrid(2, 4, 128, GateFn::Silu), arch) },
     Check { name: "hybrid, cuts do not show", run: cuts },
     Check { name: "hybrid, graph equals eager", run: graph_equals_eager },
     Check { name: "hybrid, states in 16 bits", run: states_in_16_bits },

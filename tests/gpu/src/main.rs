@@ -9,7 +9,8 @@
 //! `blocks` and `states` are the parts of parity that are about block formats and saved recurrent states. `invariant`
 //! asks the probe of `tests/probe` whether texts depend on their company, with `batch_invariant` and without. `targets`
 //! compiles every kernel for every card, and needs none. `smallest` runs each kernel once or twice, for compute-sanitizer;
-//! `few` leaves out what needs the library, and most cells of `speed`.
+//! `few` leaves out what needs the library, and most cells of `speed`; `only` leaves the checks, or the cells, whose name
+//! has the text.
 
 mod blocks;
 mod drive;
@@ -128,8 +129,9 @@ fn main() -> ExitCode {
         failed = 1;
         println!("FAIL  no check has `{}` in its name", asked.only);
     }
+    let cells = if asked.what == "speed" { asked.only.as_str() } else { "" };
     if !matches!(asked.what.as_str(), "parity" | "blocks" | "states" | "invariant")
-        && let Err(error) = speed::run(&asked.weights, asked.folder.as_deref(), asked.few)
+        && let Err(error) = speed::run(&asked.weights, asked.folder.as_deref(), asked.few, cells)
     {
         failed += 1;
         println!("FAIL  speed: {error:#}");

@@ -25,6 +25,8 @@ pub const CHECKS: &[Check] = &[
     Check { name: "logprobs, 16 heads over 1", run: |arch| logprobs(&small(16, 1, 64, true), arch) },
     Check { name: "logprobs, 6 heads of 96", run: |arch| logprobs(&small(6, 2, 96, true), arch) },
     Check { name: "logprobs, 8 heads of 256, norms", run: |arch| logprobs(&small(8, 2, 256, true), arch) },
+    Check { name: "among others, 8 heads of 128", run: |arch| among_others(&small(8, 2, 128, true), arch) },
+    Check { name: "among others, 8 heads of 256", run: |arch| among_others(&small(8, 2, 256, true), arch) },
     Check { name: "many rows through the library", run: many_rows },
     Check { name: "chunks behind a deep prefix", run: deep_prefix },
     Check { name: "graph equals eager", run: graph_equals_eager },
@@ -103,12 +105,29 @@ pub fn greedy(logprobs: Option<u8>) -> SamplingParams {
 
 /// One sequence through chunks of prefill and forced decode steps; the top logprobs of every emitted row.
 pub fn forced(backend: &mut dyn Backend, text: &[TokenId], cuts: &[usize]) -> Result<Vec<Vec<(TokenId, f32)>>> {
+    forced_among(backend, text, cuts, 0)
+}
+
+/// The same while `others` sequences of several lengths decode beside it.
+fn forced_among(
+    backend: &mut dyn Backend,
+    text: &[TokenId],
+    cuts: &[usize],
+    others: u16,
+) -> Result<Vec<Vec<(TokenId, f32)>>> {
     let mut driver = Driver::new(backend);
+    for seat in 1..=others {
+        let prompt = tokens(200 + u32::from(seat), 15 * usize::from(seat));
+        driver.bind(seat, &greedy(None), &prompt)?;
+        driver.step(&[Part { seat, tokens: &prompt, emit: true }])?;
+    }
     driver.bind(0, &greedy(Some(20)), text)?;
     let mut rows = Vec::new();
     let mut at = 0;
     for &cut in cuts {
-        let out = driver.step(&[Part { seat: 0, tokens: &text[at..at + cut], emit: true }])?;
+        let own = Part { seat: 0, tokens: &text[at..at + cut], emit: true };
+        let beside = (1..=others).map(|seat| Part { seat, tokens: &[], emit: true });
+        let out = driver.step(&std::iter::once(own).chain(beside).collect::<Vec<_>>())?;
         rows.push(out.logprobs.first().context("an emitting run gave no logprobs")?.top.clone());
         at += cut;
     }
@@ -145,6 +164,17 @@ fn logprobs(settings: &Settings, arch: Option<u32>) -> Result<String> {
     let cuts = [64, 63, 130, 2, 1, 1, 1, 60, 1, 1, 5, 1];
     let reference = forced(&mut *cpu(settings)?, &text, &cuts)?;
     let found = forced(&mut *cuda(settings, true, arch)?, &text, &cuts)?;
+    let worst = difference(&reference, &found)?;
+    ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
+    Ok(format!("worst difference {worst:.4}"))
+}
+
+/// A sequence among as many that decode as the kernels of more than 16 rows need, over the border of a split.
+pub fn among_others(settings: &Settings, arch: Option<u32>) -> Result<String> {
+    let text = tokens(5, 240);
+    let cuts = [&[64, 138][..], &[1; 38]].concat();
+    let reference = forced(&mut *cpu(settings)?, &text, &cuts)?;
+    let found = forced_among(&mut *cuda(settings, true, arch)?, &text, &cuts, options().seats - 1)?;
     let worst = difference(&reference, &found)?;
     ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
     Ok(format!("worst difference {worst:.4}"))

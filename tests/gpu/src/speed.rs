@@ -67,8 +67,8 @@ fn plain(folder: Option<&Path>, qwen3: &Settings) -> Result<ModelSpec> {
     })
 }
 
-/// `few`: only decodes of few rows.
-pub fn run(weights: &Weights, folder: Option<&Path>, few: bool) -> Result<()> {
+/// `few`: only decodes of few rows. `only`: only cells with this in their name.
+pub fn run(weights: &Weights, folder: Option<&Path>, few: bool, only: &str) -> Result<()> {
     let started = Instant::now();
     let (spec, quantization, format) = weights.model(plain(folder, &qwen3_8b())?);
     let options =
@@ -84,16 +84,24 @@ pub fn run(weights: &Weights, folder: Option<&Path>, few: bool) -> Result<()> {
     let cells =
         [(200, 1), (200, 2), (200, 4), (200, 8), (200, 16), (200, 32), (200, 64), (200, 128), (8000, 1), (8000, 8)];
     for &(prompt, rows) in if few { &cells[..4] } else { &cells } {
+        let name = format!("decode {prompt} x {rows}");
+        if !name.contains(only) {
+            continue;
+        }
         let millis = decode(&mut backend, prompt, rows)?;
         let bytes = weights + f64::from(rows as u32) * f64::from(prompt as u32 + 64) * plan.kv_bytes_per_token as f64;
         let share = bytes / BANDWIDTH / (millis / 1e3);
         let rate = rows as f64 / millis * 1e3;
-        println!("{:<28} {millis:>10.3} {rate:>12.1} {:>7.0} %", format!("decode {prompt} x {rows}"), share * 100.0);
+        println!("{name:<28} {millis:>10.3} {rate:>12.1} {:>7.0} %", share * 100.0);
     }
     for &prompt in if few { &[][..] } else { &[200, 2000, 8000, 28_000] } {
+        let name = format!("prefill {prompt}");
+        if !name.contains(only) {
+            continue;
+        }
         let millis = prefill(&mut backend, prompt, 8192)?;
         let rate = prompt as f64 / millis * 1e3;
-        println!("{:<28} {millis:>10.3} {rate:>12.1}", format!("prefill {prompt}"));
+        println!("{name:<28} {millis:>10.3} {rate:>12.1}");
     }
     Ok(())
 }

@@ -103,14 +103,15 @@ pub struct DecodeKernels {
 }
 
 impl DecodeKernels {
+    /// `flag`: what the source has beside ROPE.
     fn compile(
         compiler: &mut Compiler<'_>,
         source: Source,
-        slots: usize,
+        flag: (&'static str, usize),
         (threads, shared_bytes, blocks_per_multiprocessor): (u32, u32, u32),
     ) -> Result<Self, BackendError> {
         let mut kernel = |rope| {
-            let kernel = compiler.kernel(source, &[("ROPE", rope), ("SLOTS", slots)])?;
+            let kernel = compiler.kernel(source, &[("ROPE", rope), flag])?;
             kernel.allow_shared(shared_bytes)?;
             Ok::<_, BackendError>(kernel)
         };
@@ -133,11 +134,16 @@ pub struct Decode {
 
 impl Decode {
     pub fn compile(compiler: &mut Compiler<'_>, shape: &AttentionShape) -> Result<Self, BackendError> {
-        let few = DecodeKernels::compile(compiler, kernels::ATTEND_DECODE, 0, (128, 0, 4))?;
+        // Keys and values of large heads wait in shared memory, where there is room for them.
+        let in_shared = usize::from(compiler.target.arch == 90 && shape.head_dim > 128);
+        let shared = (in_shared * SPLIT * 2 * shape.head_dim * 2) as u32;
+        let blocks = if in_shared > 0 { 1 } else { 4 };
+        let few =
+            DecodeKernels::compile(compiler, kernels::ATTEND_DECODE, ("IN_SHARED", in_shared), (128, shared, blocks))?;
         let many = hopper_ring(shape)
             .filter(|_| compiler.target.arch == 90)
             .map(|(slots, shared)| {
-                DecodeKernels::compile(compiler, kernels::ATTEND_DECODE_SM90, slots, (288, shared, 1))
+                DecodeKernels::compile(compiler, kernels::ATTEND_DECODE_SM90, ("SLOTS", slots), (288, shared, 1))
             })
             .transpose()?;
         Ok(Self { few, many })

@@ -5,7 +5,8 @@
 // the first product in the layout the second one wants: column c of n-tile j is key 8 (c / 2) + 2 j + c % 2.
 // The split length is fixed, so a row's result does not depend on the batch. Splits meet in `attend_merge`.
 //
-// Build flag ROPE = 1: the rows come as the product left them; norm and rotation of the group's queries happen here, and
+// Build flags: IN_SHARED = 1: registers do not hold a warp's keys and values beside its sums; they wait in shared memory, each
+// thread's fragments in places of its own. ROPE = 1: the rows come as the product left them; norm and rotation of the group's queries happen here, and
 // whoever has the last split also does the new key and value and writes them into the page (see rope_kv.cu).
 #include "prelude.cuh"
 
@@ -14,41 +15,67 @@
 #define TILES (HEAD_DIM / 8)
 
 #define WARPS 4
+#define AT_ONCE (HEAD_DIM <= 128 || IN_SHARED)
 #define PITCH (HEAD_DIM + 8)  // padded against bank conflicts
 // Heads that a warp prepares: of the group's queries, then the new key and value.
 #define UNITS ((GROUP + 2 + WARPS - 1) / WARPS)
 
-// What a warp holds of its 32 keys: fragments of K and V.
-struct Keys {
-    U4 k[4][STEPS], v[TILES];
-};
+#ifndef IN_SHARED
+#define IN_SHARED 0
+#endif
 
-__device__ __forceinline__ void load_values(Keys &keys, const u16 *tile, int key0, int g, int t) {
+// Fragments of a warp's 32 keys: of K for n-tile j and step s, of V for tile i.
+#if IN_SHARED
+struct Keys {
+    U4 *own;  // this thread's, a warp's width apart
+    __device__ __forceinline__ Keys(u8 *shared) { own = (U4 *)shared + threadIdx.x / WARP * (4 * STEPS + TILES) * WARP + threadIdx.x % WARP; }
+    __device__ __forceinline__ U4 &k(int j, int s) { return own[(j * STEPS + s) * WARP]; }
+    __device__ __forceinline__ U4 &v(int i) { return own[(4 * STEPS + i) * WARP]; }
+    __device__ __forceinline__ void request(U4 &to, const u16 *from) { copy_async16(shared_address(&to), from); }
+};
+// Keys arrive before values.
+#define ARRIVED(values) copy_async_wait<(values) ? 0 : 1>()
+#define REQUESTED() copy_async_commit()
+#else
+struct Keys {
+    U4 k_[4][STEPS], v_[TILES];
+    __device__ __forceinline__ Keys(u8 *) {}
+    __device__ __forceinline__ U4 &k(int j, int s) { return k_[j][s]; }
+    __device__ __forceinline__ U4 &v(int i) { return v_[i]; }
+    __device__ __forceinline__ void request(U4 &to, const u16 *from) { to = load_stream(from); }
+};
+#define ARRIVED(values)
+#define REQUESTED()
+#endif
+
+__device__ __forceinline__ void request_values(Keys &keys, const u16 *tile, int key0, int g, int t) {
     const u16 *v = tile + PAGE * HEAD_DIM + key0 % PAGE;
 #pragma unroll
-    for (int i = 0; i < TILES; i++) keys.v[i] = load_stream(v + (8 * i + g) * PAGE + 8 * t);
+    for (int i = 0; i < TILES; i++) keys.request(keys.v(i), v + (8 * i + g) * PAGE + 8 * t);
+    REQUESTED();
 }
 
 // The new token's key and value, which the fragments were loaded without; `at`: its place among the warp's keys.
 __device__ __forceinline__ void insert_key(Keys &keys, const u16 *key, int at, int g, int t) {
-    auto pick = [](bool yes, U4 a, U4 b) { return U4{yes ? a.x : b.x, yes ? a.y : b.y, yes ? a.z : b.z, yes ? a.w : b.w}; };
-    bool column = g == 2 * (at / 8) + at % 2;
+    if (g != 2 * (at / 8) + at % 2) return;
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
         U4 fresh = load16(key + 32 * s + 8 * t);
 #pragma unroll
-        for (int j = 0; j < 4; j++) keys.k[j][s] = pick(column && at % 8 / 2 == j, fresh, keys.k[j][s]);
+        for (int j = 0; j < 4; j++)
+            if (at % 8 / 2 == j) keys.k(j, s) = fresh;
     }
 }
 __device__ __forceinline__ void insert_value(Keys &keys, const u16 *value, int at, int g, int t) {
+    if (t != at / 8) return;
     u32 keep[4];
 #pragma unroll
-    for (int w = 0; w < 4; w++) keep[w] = t == at / 8 && at % 8 / 2 == w ? (at % 2 ? 0x0000ffffu : 0xffff0000u) : FULL;
+    for (int w = 0; w < 4; w++) keep[w] = at % 8 / 2 == w ? (at % 2 ? 0x0000ffffu : 0xffff0000u) : FULL;
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
         u32 both = value[8 * i + g] * 0x10001u;
-        U4 v = keys.v[i];
-        keys.v[i] = U4{v.x & keep[0] | both & ~keep[0], v.y & keep[1] | both & ~keep[1], v.z & keep[2] | both & ~keep[2],
+        U4 v = keys.v(i);
+        keys.v(i) = U4{v.x & keep[0] | both & ~keep[0], v.y & keep[1] | both & ~keep[1], v.z & keep[2] | both & ~keep[2],
                        v.w & keep[3] | both & ~keep[3]};
     }
 }
@@ -57,6 +84,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP)
     attend_decode(float *part_o, float2 *part_ml, const u16 *qkv, u16 *kv, const StepInfo *step, const RunInfo *runs,
                   const int4 *items, const int *page_table, int table_width, float scale_log2, const u16 *q_norm,
                   const u16 *k_norm, const float2 *rotation, float eps) {
+    extern __shared__ __align__(16) u8 fragments[];  // with IN_SHARED
     __shared__ float sums[WARPS][GROUP][HEAD_DIM];
     __shared__ float2 ml[WARPS][GROUP];
 #if ROPE
@@ -75,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP)
         RunInfo run = runs[work.x];
         int key0 = work.z * SPLIT + warp * 32;
         bool live = key0 < run.end;
-        Keys keys;
+        Keys keys(fragments);
         int page = page_table[(long long)run.seat * table_width + (live ? key0 : 0) / PAGE];
         const u16 *tile = kv + ((long long)page * KV_HEADS + work.y) * 2 * PAGE * HEAD_DIM;
         if (live) {
@@ -84,13 +112,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP)
             for (int j = 0; j < 4; j++)
 #pragma unroll
                 for (int s = 0; s < STEPS; s++)
-                    keys.k[j][s] = load_stream(k + (8 * (g / 2) + 2 * j + g % 2) * HEAD_DIM + 32 * s + 8 * t);
-            // Values do not wait for scores: everything this warp reads is requested at once, where registers allow.
-            if (HEAD_DIM <= 128) load_values(keys, tile, key0, g, t);
+                    keys.request(keys.k(j, s), k + (8 * (g / 2) + 2 * j + g % 2) * HEAD_DIM + 32 * s + 8 * t);
+            REQUESTED();
+            // Values do not wait for scores: everything this warp reads is requested at once, where there is room.
+            if (AT_ONCE) request_values(keys, tile, key0, g, t);
         }
         const u16 *row = qkv + (long long)run.row0 * HEADS_ALL * HEAD_DIM;
 #if ROPE
-        int newest = run.end - 1;
+        int newest = run.end - 1, last_page = page_table[(long long)run.seat * table_width + newest / PAGE];
         bool writes = work.z == newest / SPLIT, holds_newest = false;
         bool holds = lane * PAIRS < HEAD_DIM / 2;
         int j0 = holds ? lane * PAIRS : 0;
@@ -131,15 +160,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP)
         }
         __syncthreads();
         if (writes) {
-            int last_page = page_table[(long long)run.seat * table_width + newest / PAGE];
             u16 *to = kv + ((long long)last_page * KV_HEADS + work.y) * 2 * PAGE * HEAD_DIM;
             for (int d = threadIdx.x; d < HEAD_DIM; d += WARPS * WARP) {
                 to[newest % PAGE * HEAD_DIM + d] = fresh[GROUP][d];
                 to[PAGE * HEAD_DIM + d * PAGE + newest % PAGE] = fresh[GROUP + 1][d];
             }
             holds_newest = live && newest < key0 + 32;
-            if (holds_newest) insert_key(keys, fresh[GROUP], newest - key0, g, t);
-            if (holds_newest && HEAD_DIM <= 128) insert_value(keys, fresh[GROUP + 1], newest - key0, g, t);
+            if (holds_newest) {
+                ARRIVED(false);
+                insert_key(keys, fresh[GROUP], newest - key0, g, t);
+            }
+            if (holds_newest && AT_ONCE && !IN_SHARED) insert_value(keys, fresh[GROUP + 1], newest - key0, g, t);
         }
 #endif
         float score[4][4];
@@ -154,6 +185,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP)
             for (int c = 0; c < 4; c++) o[i][c] = 0.f;
         float max0 = NEG_INF, max1 = NEG_INF, sum0 = 0.f, sum1 = 0.f;
         if (live) {
+            ARRIVED(false);
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
                 U4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
@@ -167,12 +199,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP)
 #endif
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    mma(score[j], a.x, b.x, a.y, b.y, keys.k[j][s].x, keys.k[j][s].y);
-                    mma(score[j], a.z, b.z, a.w, b.w, keys.k[j][s].z, keys.k[j][s].w);
+                    U4 k = keys.k(j, s);
+                    mma(score[j], a.x, b.x, a.y, b.y, k.x, k.y);
+                    mma(score[j], a.z, b.z, a.w, b.w, k.z, k.w);
                 }
             }
-            if (HEAD_DIM > 128) {
-                load_values(keys, tile, key0, g, t);
+            if (!AT_ONCE) request_values(keys, tile, key0, g, t);
+            if (!AT_ONCE || IN_SHARED) {
+                ARRIVED(true);
 #if ROPE
                 if (holds_newest) insert_value(keys, fresh[GROUP + 1], newest - key0, g, t);
 #endif
@@ -206,8 +240,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP)
             sum1 += __shfl_xor_sync(FULL, sum1, 2);
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
-                mma(o[i], p[0][0], p[0][1], p[1][0], p[1][1], keys.v[i].x, keys.v[i].y);
-                mma(o[i], p[2][0], p[2][1], p[3][0], p[3][1], keys.v[i].z, keys.v[i].w);
+                U4 v = keys.v(i);
+                mma(o[i], p[0][0], p[0][1], p[1][0], p[1][1], v.x, v.y);
+                mma(o[i], p[2][0], p[2][1], p[3][0], p[3][1], v.z, v.w);
             }
         }
         __syncthreads();  // the previous item's merge has read `sums`

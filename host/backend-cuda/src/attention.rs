@@ -90,7 +90,8 @@ pub fn split_prompts(
     items
 }
 
-/// Rows of a decode step from which Hopper's kernel wins: below, its shared memory keeps it from starting early.
+/// Rows of a decode step from which Hopper's kernel wins: below, its shared memory keeps it from starting early. Beside
+/// prompts nothing starts early.
 const MANY_ROWS: usize = 17;
 
 /// Decode attention of one kind: as a step with prompts needs it, and with norm and rotation inside.
@@ -149,8 +150,9 @@ impl Decode {
         Ok(Self { few, many })
     }
 
-    pub fn of(&self, rows: usize) -> &DecodeKernels {
-        self.many.as_ref().filter(|_| rows >= MANY_ROWS).unwrap_or(&self.few)
+    /// `alone`: no prompt is part of the step.
+    pub fn of(&self, rows: usize, alone: bool) -> &DecodeKernels {
+        self.many.as_ref().filter(|_| rows >= MANY_ROWS || !alone).unwrap_or(&self.few)
     }
 }
 

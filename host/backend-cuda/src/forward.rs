@@ -530,7 +530,7 @@ impl Forward<'_> {
                     .pointer(model.rotation.pointer)
                     .float(model.eps);
             let rope = prefill_rows == 0;
-            self.kernels.attend_decode.of(decodes).launch(self.device, rope, args)?;
+            self.kernels.attend_decode.of(decodes, rope).launch(self.device, rope, args)?;
             let args = Args::default()
                 .pointer(w.attended.pointer)
                 .pointer(w.part_o.pointer)

@@ -9,11 +9,7 @@ use crate::device::fault;
 pub type TensorMap = sys::CUtensorMap;
 
 /// A map of bf16 values with the 128-byte swizzle: (length, box) of each axis, innermost first; strides of all but that.
-pub fn tensor_map(
-    pointer: u64,
-    axes: &[(usize, usize)],
-    stride_bytes: &[usize],
-) -> Result<TensorMap, BackendError> {
+pub fn tensor_map(pointer: u64, axes: &[(usize, usize)], stride_bytes: &[usize]) -> Result<TensorMap, BackendError> {
     let lengths: Vec<u64> = axes.iter().map(|axis| axis.0 as u64).collect();
     let boxes: Vec<u32> = axes.iter().map(|axis| axis.1 as u32).collect();
     let strides: Vec<u64> = stride_bytes.iter().map(|&stride| stride as u64).collect();

@@ -91,7 +91,7 @@ pub fn split_prompts(
 }
 
 /// Rows of a decode step from which Hopper's kernel wins: below, its shared memory keeps it from starting early. Beside
-/// prompts nothing starts early.
+/// prompts nothing starts early. For heads of 256 also those from which one block a multiprocessor is too few.
 const MANY_ROWS: usize = 17;
 
 /// Decode attention of one kind: as a step with prompts needs it, and with norm and rotation inside.
@@ -130,46 +130,49 @@ impl DecodeKernels {
 /// Decode attention by the number of rows; the results are the same to the bit.
 pub struct Decode {
     few: DecodeKernels,
-    many: Option<DecodeKernels>,
+    many: DecodeKernels,
 }
 
 impl Decode {
     pub fn compile(compiler: &mut Compiler<'_>, shape: &AttentionShape) -> Result<Self, BackendError> {
-        // Keys and values of large heads wait in shared memory, where there is room for them.
-        let in_shared = usize::from(compiler.target.arch == 90 && shape.head_dim > 128);
-        let shared = (in_shared * SPLIT * 2 * shape.head_dim * 2) as u32;
-        let blocks = if in_shared > 0 { 1 } else { 4 };
-        let few =
-            DecodeKernels::compile(compiler, kernels::ATTEND_DECODE, ("IN_SHARED", in_shared), (128, shared, blocks))?;
-        let many = hopper_ring(shape)
-            .filter(|_| compiler.target.arch == 90)
-            .map(|(slots, shared)| {
-                DecodeKernels::compile(compiler, kernels::ATTEND_DECODE_SM90, ("SLOTS", slots), (288, shared, 1))
-            })
-            .transpose()?;
+        let hopper = compiler.target.arch == 90;
+        // What large heads' rows alone wait for lies in shared memory, of which a multiprocessor then has one block's.
+        let large = hopper && shape.head_dim > 128;
+        let mut in_registers = |in_shared: bool| {
+            let shared = if in_shared { SPLIT * 2 * shape.head_dim * 2 } else { 0 };
+            let blocks = if in_shared { 1 } else { 4 };
+            let flag = ("IN_SHARED", usize::from(in_shared));
+            DecodeKernels::compile(compiler, kernels::ATTEND_DECODE, flag, (128, shared as u32, blocks))
+        };
+        let few = in_registers(large)?;
+        let many = match hopper_ring(shape).filter(|_| hopper) {
+            Some((slots, shared)) => {
+                DecodeKernels::compile(compiler, kernels::ATTEND_DECODE_SM90, ("SLOTS", slots), (288, shared, 1))?
+            }
+            None => in_registers(false)?,
+        };
         Ok(Self { few, many })
     }
 
     /// `alone`: no prompt is part of the step.
     pub fn of(&self, rows: usize, alone: bool) -> &DecodeKernels {
-        self.many.as_ref().filter(|_| rows >= MANY_ROWS || !alone).unwrap_or(&self.few)
+        if rows >= MANY_ROWS || !alone { &self.many } else { &self.few }
     }
 }
 
-/// Keys or values of pages on their way in a block of Hopper's decode attention: those of two work items; more changed
-/// nothing.
+/// Keys or values of pages on their way in a block of Hopper's decode attention: those of a work item of either team. More
+/// changed nothing, and with fewer a slot would not belong to one team.
 const RING_SLOTS: usize = 2 * 2 * SPLIT / PAGE_TOKENS as usize;
 
-/// The slots of Hopper's decode attention that fit, at least those of an item and one more, and its shared memory.
+/// The slots of Hopper's decode attention and its shared memory, where they fit: not for heads of 256.
 fn hopper_ring(shape: &AttentionShape) -> Option<(usize, u32)> {
     let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
     const SHARED_MAX: usize = 227 << 10;
     // Sums and maxima of four warps, and fresh heads, for two teams.
     let team = (4 * group * (dim * 4 + 8) + (group + 2) * (dim + 8) * 2).next_multiple_of(16);
     // A slot has two barriers.
-    let slot = PAGE_TOKENS as usize * dim * 2 + 16;
-    let slots = (SHARED_MAX.saturating_sub(2 * team) / slot).min(RING_SLOTS);
-    (slots > RING_SLOTS / 2).then(|| (slots, (slots * slot + 2 * team) as u32))
+    let bytes = RING_SLOTS * (PAGE_TOKENS as usize * dim * 2 + 16) + 2 * team;
+    (bytes <= SHARED_MAX).then_some((RING_SLOTS, bytes as u32))
 }
 
 /// The maps of every layer, where the kernel finds them.

@@ -218,13 +218,10 @@ fn stages(arch: u32) -> usize {
     if matches!(arch, 80 | 90 | 100) { 2 } else { 1 }
 }
 
-/// Shared memory of `delta_step`: a head's state, and of each of its channels four taps and four tokens; z. Of states in 16
-/// bits two are on their way.
+/// Shared memory of `delta_step`: a head's state, and of each of its channels four taps and four tokens; z.
 fn step_shared(shape: &DeltaShape, state_type: StateType) -> u32 {
     let channels = 2 * shape.key_dim + shape.value_dim;
-    let one = shape.value_dim * shape.key_dim * state_type.bytes() + channels * (16 + 8) + shape.value_dim * 2;
-    let ahead = if state_type == StateType::Bf16 { 2 } else { 1 };
-    (ahead * one) as u32
+    (shape.value_dim * shape.key_dim * state_type.bytes() + channels * (16 + 8) + shape.value_dim * 2) as u32
 }
 
 /// Shared memory of `delta_chunk` and `delta_scan`; their structures say the same.

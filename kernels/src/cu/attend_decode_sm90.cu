@@ -3,7 +3,9 @@
 // Items pass through a ring of SLOTS in shared memory, each for the keys or the values of a page: one thread copies them in
 // bulk as they fall free while two teams of four warps take turns at the items, so that memory never waits for arithmetic.
 // A page of one head lies in memory as K [64, HEAD_DIM] and V transposed [HEAD_DIM, 64], and is copied as it lies. An item
-// has its pages' keys, then their values; what a short one leaves empty is passed on empty.
+// has its pages' keys, then their values; what a short one leaves empty is passed on empty. SLOTS is a multiple of what the
+// teams' items have at once: a team then waits only for slots that it has emptied itself. A wait for a slot's next tenant
+// would otherwise be over at once while the other team's has not even come.
 //
 // Build flag ROPE = 1: the rows come as the product left them; norm and rotation of the group's queries happen here, and
 // whoever has the last split also does the new key and value and writes them into the page (see rope_kv.cu).
@@ -17,6 +19,7 @@
 #define PITCH (HEAD_DIM + 8)  // padded against bank conflicts
 #define SLOT_BYTES (PAGE * HEAD_DIM * 2)
 #define PAGES (SPLIT / PAGE)
+static_assert(SLOTS % (TEAMS * 2 * PAGES) == 0, "a slot belongs to one team");
 // Heads that a warp prepares: of the group's queries, then the new key and value.
 #define UNITS ((GROUP + 2 + WARPS - 1) / WARPS)
 

@@ -9,20 +9,14 @@
 // [numbers, VALUE_HEADS, VALUE_DIM, KEY_DIM], a seat's first, in f32 or bf16 (STATE16); rings [numbers, 4, CHANNELS], the
 // token at position p in place p % 4; taps [CHANNELS, 4], decay and bias [VALUE_HEADS], norm [VALUE_DIM] in f32. At
 // position 0 state and ring count as zero, whatever they hold.
-// Blocks of 256 threads take (run, value head) in turn; while one is computed all that the next AHEAD read comes into shared
-// memory: a state, each thread's part to a place of its own, and its inputs. Only a token's own row, z and gates depend on
+// Blocks of 256 threads take (run, value head) in turn; while one is computed all that the next one reads comes into shared
+// memory: its state, each thread's part to a place of its own, and its inputs. Only a token's own row, z and gates depend on
 // the kernel before; the rest is on its way before we wait for it. Runs of several rows are none of its business.
 #include "prelude.cuh"
 
 #define LANE_KEYS (KEY_DIM / WARP)
 #define WARP_VALUES (VALUE_DIM / 8)
 #define THREADS 256
-// Two blocks of a multiprocessor have room for so many: of states of half the bytes, twice as many keep the memory as busy.
-#if STATE16
-#define AHEAD 2
-#else
-#define AHEAD 1
-#endif
 
 // Sums 2 O numbers over 2 O lanes, each of which keeps one half and gives the other away. A template, for a loop whose
 // bound is another loop's variable stays one, and the numbers then lie in memory.
@@ -65,10 +59,6 @@ struct __align__(16) Inputs {
     float taps[HEAD_CHANNELS][4];
     u16 row[HEAD_CHANNELS], back[3][HEAD_CHANNELS], z[VALUE_DIM];
 };
-struct __align__(16) Coming {
-    StateValue state[WARP_VALUES * THREADS * LANE_KEYS];  // [WARP_VALUES][THREADS][LANE_KEYS]
-    Inputs inputs;
-};
 // A head's numbers, on their way in registers.
 struct Gates {
     u16 beta, alpha;
@@ -87,8 +77,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     delta_step(u16 *attended, const u16 *mix, int mix_width, const u16 *gates, int gates_width, StateValue *states, u16 *rings,
                const float *taps, const float *decay, const float *bias, const float *norm, const StepInfo *step,
                const RunInfo *runs, float eps) {
-    extern __shared__ Coming coming[];  // [AHEAD]
+    extern __shared__ __align__(16) StateValue coming[];  // [WARP_VALUES][THREADS][LANE_KEYS], then the inputs
     __shared__ float qkv[HEAD_CHANNELS], o[VALUE_DIM], partial[8];
+    Inputs &inputs = *(Inputs *)(coming + WARP_VALUES * THREADS * LANE_KEYS);
     const float *q = qkv, *k = qkv + KEY_DIM, *v = qkv + 2 * KEY_DIM;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     // The runs were complete long before the previous kernel, and so was the last writer of this layer's state.
@@ -100,96 +91,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         while (item < items && !recurs(runs[item / VALUE_HEADS])) item += gridDim.x;
         return item;
     };
-    auto after = [&](int item) { return item < items ? next_of(item + gridDim.x) : item; };
     // 16 bytes at a time: eight channels.
     auto copy = [&](u16 *to, const u16 *from) { copy_async16(shared_address(to), from); };
-    Gates coming_gates[AHEAD] = {};
+    Gates coming_gates = {};
     // What earlier steps left, and the model's own numbers.
-    auto fetch_kept = [&](int item, Coming &to, Gates &to_gates) {
+    auto fetch_kept = [&](int item) {
         if (item >= items) return;
         const RunInfo &run = runs[item / VALUE_HEADS];
         int head = item % VALUE_HEADS, position = run.end - 1;
         const StateValue *from = state_of(run, head);
 #pragma unroll
-        for (int i = 0; i < WARP_VALUES; i++) fetch_keys(to.state + (i * THREADS + threadIdx.x) * LANE_KEYS, from + i * KEY_DIM);
+        for (int i = 0; i < WARP_VALUES; i++) fetch_keys(coming + (i * THREADS + threadIdx.x) * LANE_KEYS, from + i * KEY_DIM);
         for (int i = threadIdx.x; i < HEAD_CHANNELS; i += THREADS)
-            copy_async16(shared_address(to.inputs.taps[i]), taps + channel_of(head, i) * 4);
+            copy_async16(shared_address(inputs.taps[i]), taps + channel_of(head, i) * 4);
         const u16 *ring = rings + (long long)run.seat * 4 * CHANNELS;
         for (int i = threadIdx.x; i < 3 * HEAD_CHANNELS / 8; i += THREADS) {
             int back = i / (HEAD_CHANNELS / 8), at = i % (HEAD_CHANNELS / 8) * 8;
-            copy(to.inputs.back[back] + at, ring + ((position - back - 1) & 3) * CHANNELS + channel_of(head, at));
+            copy(inputs.back[back] + at, ring + ((position - back - 1) & 3) * CHANNELS + channel_of(head, at));
         }
-        to_gates.decay = decay[head];
-        to_gates.bias = bias[head];
+        coming_gates.decay = decay[head];
+        coming_gates.bias = bias[head];
     };
     // What the kernel before made.
-    auto fetch_new = [&](int item, Coming &to, Gates &to_gates) {
+    auto fetch_new = [&](int item) {
         if (item >= items) return;
         int head = item % VALUE_HEADS, row0 = runs[item / VALUE_HEADS].row0;
         const u16 *row = mix + (long long)row0 * mix_width, *gate = gates + (long long)row0 * gates_width;
         for (int i = threadIdx.x; i < (HEAD_CHANNELS + VALUE_DIM) / 8; i += THREADS) {
             int at = i * 8;
-            if (at < HEAD_CHANNELS) copy(to.inputs.row + at, row + channel_of(head, at));
-            else copy(to.inputs.z + at - HEAD_CHANNELS, row + CHANNELS + head * VALUE_DIM + at - HEAD_CHANNELS);
+            if (at < HEAD_CHANNELS) copy(inputs.row + at, row + channel_of(head, at));
+            else copy(inputs.z + at - HEAD_CHANNELS, row + CHANNELS + head * VALUE_DIM + at - HEAD_CHANNELS);
         }
-        to_gates.beta = gate[head];
-        to_gates.alpha = gate[VALUE_HEADS + head];
+        coming_gates.beta = gate[head];
+        coming_gates.alpha = gate[VALUE_HEADS + head];
     };
-    int items_ahead[AHEAD], stage = 0;
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        items_ahead[i] = i ? after(items_ahead[i - 1]) : next_of(blockIdx.x);
-        fetch_kept(items_ahead[i], coming[i], coming_gates[i]);
-    }
+    int item = next_of(blockIdx.x);
+    fetch_kept(item);
     float weight = threadIdx.x < VALUE_DIM ? norm[threadIdx.x] : 0.f;
     start_next();
     wait_previous();
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        fetch_new(items_ahead[i], coming[i], coming_gates[i]);
-        copy_async_commit();
-    }
-    while (items_ahead[0] < items) {
-        int item = items_ahead[0];
-        Coming &now = coming[stage];
+    fetch_new(item);
+    copy_async_commit();
+    while (item < items) {
         RunInfo run = runs[item / VALUE_HEADS];
         int head = item % VALUE_HEADS, position = run.end - 1;
         StateValue *state = state_of(run, head);
         float s[WARP_VALUES][LANE_KEYS];
-        copy_async_wait<AHEAD - 1>();
+        copy_async_wait<0>();
         __syncthreads();  // everybody's copies; qkv and o are free
 #pragma unroll
         for (int i = 0; i < WARP_VALUES; i++)
 #pragma unroll
             for (int j = 0; j < LANE_KEYS; j++)
-                s[i][j] = position > 0 ? from_state(now.state[(i * THREADS + threadIdx.x) * LANE_KEYS + j]) : 0.f;
+                s[i][j] = position > 0 ? from_state(coming[(i * THREADS + threadIdx.x) * LANE_KEYS + j]) : 0.f;
         u16 *newest = rings + ((long long)run.seat * 4 + (position & 3)) * CHANNELS;
         for (int i = threadIdx.x; i < HEAD_CHANNELS; i += THREADS) {
-            u16 own = now.inputs.row[i];
-            float4 w = *(const float4 *)now.inputs.taps[i];
-            float c = w.w * half_to_f32(own);
-            if (position >= 1) c += w.z * half_to_f32(now.inputs.back[0][i]);
-            if (position >= 2) c += w.y * half_to_f32(now.inputs.back[1][i]);
-            if (position >= 3) c += w.x * half_to_f32(now.inputs.back[2][i]);
+            u16 now = inputs.row[i];
+            float4 w = *(const float4 *)inputs.taps[i];
+            float c = w.w * half_to_f32(now);
+            if (position >= 1) c += w.z * half_to_f32(inputs.back[0][i]);
+            if (position >= 2) c += w.y * half_to_f32(inputs.back[1][i]);
+            if (position >= 3) c += w.x * half_to_f32(inputs.back[2][i]);
             qkv[i] = c / (1.f + __expf(-c));
             // Value heads that share a key head write the same.
-            newest[channel_of(head, i)] = own;
+            newest[channel_of(head, i)] = now;
         }
-        float z = threadIdx.x < VALUE_DIM ? half_to_f32(now.inputs.z[threadIdx.x]) : 0.f;
-        float beta = 1.f / (1.f + expf(-half_to_f32(coming_gates[0].beta)));
-        float kept = expf(coming_gates[0].decay * softplus(half_to_f32(coming_gates[0].alpha) + coming_gates[0].bias));
+        float z = threadIdx.x < VALUE_DIM ? half_to_f32(inputs.z[threadIdx.x]) : 0.f;
+        float beta = 1.f / (1.f + expf(-half_to_f32(coming_gates.beta)));
+        float kept = expf(coming_gates.decay * softplus(half_to_f32(coming_gates.alpha) + coming_gates.bias));
         __syncthreads();
-        int last = after(items_ahead[AHEAD - 1]);
-#pragma unroll
-        for (int i = 0; i + 1 < AHEAD; i++) {
-            items_ahead[i] = items_ahead[i + 1];
-            coming_gates[i] = coming_gates[i + 1];
-        }
-        items_ahead[AHEAD - 1] = last;
-        fetch_kept(last, now, coming_gates[AHEAD - 1]);
-        fetch_new(last, now, coming_gates[AHEAD - 1]);
+        item = next_of(item + gridDim.x);
+        fetch_kept(item);
+        fetch_new(item);
         copy_async_commit();
-        if (++stage == AHEAD) stage = 0;
         // Every warp needs all of q and k: each sums them itself.
         float qs[LANE_KEYS], ks[LANE_KEYS], qq = 0.f, kk = 0.f, qk = 0.f;
 #pragma unroll

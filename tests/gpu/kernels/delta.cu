@@ -42,7 +42,7 @@ namespace scan {
         }                                                              \
     } while (0)
 
-const int SEATS = 130, ROWS_MAX = 16384;
+const int SEATS = 130, ROWS_MAX = 16384, STEP_SHARED = VALUE_DIM * KEY_DIM * sizeof(StateValue) + sizeof(Inputs);
 const float EPS = 1e-6f;
 std::mt19937 random_bits(3);
 float normal() { return std::normal_distribution<float>()(random_bits); }
@@ -166,7 +166,7 @@ struct Bench {
         CHECK(cudaMemcpy(mix, rows_mix.data(), rows_mix.size() * 2, cudaMemcpyHostToDevice));
         CHECK(cudaMemset(attended, 0xff, (size_t)row0 * VALUE_HEADS * VALUE_DIM * 2));
         CHECK(cudaMemset(conv, 0xff, (size_t)row0 * CHANNELS * 2));
-        CHECK(cudaFuncSetAttribute(delta_step, cudaFuncAttributeMaxDynamicSharedMemorySize, AHEAD * sizeof(Coming)));
+        CHECK(cudaFuncSetAttribute(delta_step, cudaFuncAttributeMaxDynamicSharedMemorySize, STEP_SHARED));
         CHECK(cudaFuncSetAttribute(chunk::delta_chunk, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(chunk::Shared)));
         CHECK(cudaFuncSetAttribute(scan::delta_scan, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(scan::Shared)));
         float best = 1e9, parts[4] = {};
@@ -175,7 +175,7 @@ struct Bench {
             for (auto &x : e) cudaEventCreate(&x);
             cudaEventRecord(e[0]);
             if (singles)
-                delta_step<<<std::min<int>(runs.size() * VALUE_HEADS, 264), 256, AHEAD * sizeof(Coming)>>>(attended, mix, MIX, mix + CHANNELS + VALUE_HEADS * VALUE_DIM, MIX, states, rings, m.d_taps, m.d_decay, m.d_bias, m.d_norm, d_step, d_runs, EPS);
+                delta_step<<<std::min<int>(runs.size() * VALUE_HEADS, 264), 256, STEP_SHARED>>>(attended, mix, MIX, mix + CHANNELS + VALUE_HEADS * VALUE_DIM, MIX, states, rings, m.d_taps, m.d_decay, m.d_bias, m.d_norm, d_step, d_runs, EPS);
             cudaEventRecord(e[1]);
             if (chunks) {
                 delta_conv<<<dim3((row0 + 15) / 16, (CHANNELS / KEY_DIM + 3) / 4), 128>>>(conv, mix, MIX, rings, m.d_taps, d_seat, d_position, row0);

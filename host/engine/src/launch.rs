@@ -196,17 +196,24 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits for the oldest step, commits it and sends its tokens.
-    pub(crate) fn collect(&mut self) -> Result<(), Fault> {
-        let Some(flight) = self.flights.pop_front() else { return Ok(()) };
+    /// Commits the oldest step and sends its tokens; `false`: it has not ended, or there is none.
+    pub(crate) fn collect(&mut self, wait: bool) -> Result<bool, Fault> {
+        let Some(flight) = self.flights.pop_front() else { return Ok(false) };
         if !flight.runs.planned.is_empty() {
-            let out = self.backend.collect(flight.ticket, true)?;
-            let out = out.ok_or_else(|| Fault("the backend was asked to wait and gave no result".into()))?;
+            let out = match self.backend.collect(flight.ticket, wait)? {
+                Some(out) => out,
+                None if wait => return Err(Fault("the backend was asked to wait and gave no result".into())),
+                None => {
+                    self.flights.push_front(flight);
+                    return Ok(false);
+                }
+            };
             if out.runs.len() != flight.runs.planned.len() {
                 let (got, wanted) = (out.runs.len(), flight.runs.planned.len());
                 return Err(Fault(format!("the backend answered {got} runs of a step of {wanted}")));
             }
             let now = Instant::now();
+            self.device_free = now;
             for (at, &run) in flight.runs.planned.iter().enumerate() {
                 self.take_run(run, &out, at, now)?;
             }
@@ -214,7 +221,7 @@ impl Engine {
         }
         self.scheduler.commit_done();
         self.scratch.spare.push(flight.runs);
-        Ok(())
+        Ok(true)
     }
 
     fn take_run(&mut self, run: usize, out: &StepOut, at: usize, now: Instant) -> Result<(), Fault> {

@@ -8,6 +8,7 @@
 mod budget;
 mod config;
 mod handle;
+mod late;
 mod launch;
 mod live;
 mod message;
@@ -84,6 +85,7 @@ pub fn start(parts: EngineParts, registry: &mut Registry) -> Result<Handle, Engi
         last_step: Default::default(),
         now_us: 0,
         last_end: None,
+        device_free: std::time::Instant::now(),
         busy: false,
         checked_idle: true,
         backend,

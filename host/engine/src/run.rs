@@ -76,6 +76,8 @@ pub(crate) struct Engine {
     /// The time of the last plan, on the scheduler's clock.
     pub(crate) now_us: u64,
     pub(crate) last_end: Option<Instant>,
+    /// When the last collected step had ended, as far as is known.
+    pub(crate) device_free: Instant,
     /// Whether the last plan had runs.
     pub(crate) busy: bool,
     pub(crate) checked_idle: bool,
@@ -98,6 +100,9 @@ impl Engine {
 
     /// Takes messages; waits for one when there is nothing to compute. `false`: stop.
     fn receive(&mut self) -> Result<bool, Fault> {
+        if !self.linger()? {
+            return Ok(false);
+        }
         let mut first = self.wait()?;
         for _ in 0..MESSAGES_PER_STEP_MAX {
             let message = match first.take() {
@@ -108,22 +113,30 @@ impl Engine {
                     Err(TryRecvError::Disconnected) => return Ok(false),
                 },
             };
-            match message {
-                Msg::Submit(submission) => self.submit(*submission),
-                Msg::Abort(id) => self.abort(id),
-                Msg::Drained(id) => self.drained(id),
-                Msg::SwapPolicy(policy) => {
-                    if policy.is_none() {
-                        self.scheduler.without_policy();
-                    }
-                    self.policy.load(policy, &self.shared);
-                    tracing::info!(policy = self.policy.name(), "the scheduler was exchanged");
-                }
-                Msg::Observe(observer) => self.observer = Some(observer),
-                Msg::Shutdown => return Ok(false),
+            if !self.take(message) {
+                return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// `false`: stop.
+    pub(crate) fn take(&mut self, message: Msg) -> bool {
+        match message {
+            Msg::Submit(submission) => self.submit(*submission),
+            Msg::Abort(id) => self.abort(id),
+            Msg::Drained(id) => self.drained(id),
+            Msg::SwapPolicy(policy) => {
+                if policy.is_none() {
+                    self.scheduler.without_policy();
+                }
+                self.policy.load(policy, &self.shared);
+                tracing::info!(policy = self.policy.name(), "the scheduler was exchanged");
+            }
+            Msg::Observe(observer) => self.observer = Some(observer),
+            Msg::Shutdown => return false,
+        }
+        true
     }
 
     /// A message to wait for: none while there is work, and no longer than something must be looked after.
@@ -232,16 +245,16 @@ impl Engine {
         let in_flight_max = usize::from(self.caps.in_flight.clamp(1, 2));
         if launched {
             while self.flights.len() > 1 {
-                self.collect()?;
+                self.collect(true)?;
             }
             self.sample()?;
             while self.flights.len() >= in_flight_max {
-                self.collect()?;
+                self.collect(true)?;
             }
         } else {
             // Nobody can run before a result is in.
             while !self.flights.is_empty() {
-                self.collect()?;
+                self.collect(true)?;
                 self.busy = true;
             }
         }

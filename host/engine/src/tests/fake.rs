@@ -4,7 +4,7 @@
 //! with [`alone`] finds every paging mistake.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::Duration;
 
 use backend::step::{Caps, Emit, Feed, Mask, RunOut, SeatFault, SeatInit, Step, StepOut, Table, Ticket};
@@ -103,6 +103,8 @@ pub(crate) struct Fake {
     failed: bool,
     /// A step is collected for each permit; without a gate, at once.
     gate: Option<Receiver<()>>,
+    /// What it says that a step took.
+    step_time: Duration,
 }
 
 impl Fake {
@@ -132,6 +134,7 @@ impl Fake {
             trouble: Trouble::None,
             failed: false,
             gate: None,
+            step_time: Duration::from_micros(100),
             caps,
         }
     }
@@ -143,6 +146,11 @@ impl Fake {
 
     pub fn trouble(mut self, trouble: Trouble) -> Self {
         self.trouble = trouble;
+        self
+    }
+
+    pub fn step_time(mut self, step_time: Duration) -> Self {
+        self.step_time = step_time;
         self
     }
 
@@ -257,7 +265,7 @@ impl Backend for Fake {
 
     fn sample(&mut self, ticket: Ticket, masks: &[Mask<'_>]) -> Result<(), BackendError> {
         let pending = self.pending.iter_mut().find(|pending| pending.ticket == ticket).expect("a launched ticket");
-        let mut out = StepOut { device: Duration::from_micros(100), ..StepOut::default() };
+        let mut out = StepOut { device: self.step_time, ..StepOut::default() };
         for (index, Launched { seat, masked, state, prompt }) in pending.runs.iter().enumerate() {
             let row = &mut self.rows[seat.0 as usize];
             let mask = masks.iter().find(|mask| mask.run as usize == index).map(|mask| mask.bits);
@@ -305,10 +313,14 @@ impl Backend for Fake {
         Err(BackendError::InvalidStep("this device has no drafter".into()))
     }
 
-    fn collect(&mut self, ticket: Ticket, _wait: bool) -> Result<Option<StepOut>, BackendError> {
+    fn collect(&mut self, ticket: Ticket, wait: bool) -> Result<Option<StepOut>, BackendError> {
         if let Some(gate) = &self.gate {
             // A gate whose sender is gone is open.
-            let _ = gate.recv();
+            match wait {
+                true => drop(gate.recv()),
+                false if gate.try_recv() == Err(TryRecvError::Empty) => return Ok(None),
+                false => {}
+            }
         }
         let pending = self.pending.pop_front().expect("a ticket is open");
         assert_eq!(pending.ticket, ticket, "collected out of order");

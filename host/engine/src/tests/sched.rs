@@ -33,6 +33,26 @@ fn texts_do_not_depend_on_what_runs_beside() {
     }
 }
 
+/// Whoever comes while a step runs that takes long is part of the next one, not of the one behind that: two steps give the
+/// first token.
+#[test]
+fn a_request_is_part_of_the_next_step() {
+    let (fake, permits) = Fake::new(2, 60, 2).step_time(Duration::from_secs(60)).gated();
+    let handle = engine(fake);
+    let step = || permits.send(()).expect("the engine runs");
+    let mut long = handle.submit(request(&prompt(1, 10), 50)).expect("fits");
+    step();
+    while !matches!(long.blocking_next(), Some(TokenEvent::Tokens { .. })) {}
+    // One step has said how long they take, and the second runs; whoever plans at once has planned the third by then.
+    std::thread::sleep(Duration::from_millis(50));
+    let mut late = handle.submit(request(&prompt(2, 20), 5)).expect("fits");
+    step();
+    step();
+    while !matches!(late.blocking_next(), Some(TokenEvent::Tokens { .. })) {}
+    drop(permits);
+    assert_eq!(handle.status().fault, None);
+}
+
 /// Abort in each state: queued, in the middle of the prefill, decoding; the pages come back and the others go on.
 #[test]
 fn sched_04_cancel_while_queued() {

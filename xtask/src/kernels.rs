@@ -1,4 +1,4 @@
-//! `cargo xtask kernels`: every CUDA kernel compiled for every supported card, on a machine without one.
+//! `cargo xtask kernels`: every CUDA kernel compiled for every supported card, and some of them run, on a machine without one.
 //!
 //! NVRTC comes as wheels into a folder of its own under `target`. Two releases are needed: the last one that compiles for
 //! Volta, and the current one for the rest. What was compiled is kept by content, so a second run costs seconds.
@@ -25,8 +25,12 @@ const RELEASES: [Release; 2] = [
     },
 ];
 
+/// What `tests/gpu/emulate` computes with.
+const NUMPY: &str = "numpy==2.4.6";
+
 pub fn run(root: &Path) -> Result<()> {
-    let packages = install(root)?;
+    let venv = root.join("target/nvrtc");
+    let packages = install(root, &venv)?;
     for release in &RELEASES {
         let folder = packages.join(release.folder);
         cargo(root)
@@ -35,17 +39,21 @@ pub fn run(root: &Path) -> Result<()> {
             .env("LD_LIBRARY_PATH", folder)
             .check()?;
     }
-    Ok(())
+    let newest = packages.join(RELEASES[RELEASES.len() - 1].folder);
+    Step::new(venv.join("bin/python"), root).arg("tests/gpu/emulate/check.py").env("LD_LIBRARY_PATH", newest).check()
 }
 
 /// The folder of installed packages.
-fn install(root: &Path) -> Result<PathBuf> {
-    let venv = root.join("target/nvrtc");
+fn install(root: &Path, venv: &Path) -> Result<PathBuf> {
     let pip = venv.join("bin/pip");
     if !pip.exists() {
-        Step::new("python3", root).args(["-m", "venv"]).arg(&venv).check()?;
+        Step::new("python3", root).args(["-m", "venv"]).arg(venv).check()?;
     }
-    Step::new(&pip, root).args(["install", "--quiet"]).args(RELEASES.map(|release| release.wheel)).check()?;
+    Step::new(&pip, root)
+        .args(["install", "--quiet"])
+        .args(RELEASES.map(|release| release.wheel))
+        .arg(NUMPY)
+        .check()?;
     let lib = venv.join("lib");
     let entries = std::fs::read_dir(&lib).with_context(|| lib.display().to_string())?;
     let python = entries.filter_map(|entry| entry.ok()).map(|entry| entry.path().join("site-packages"));

@@ -28,7 +28,7 @@ cargo xtask plugins --rebuild
 cargo xtask examples [NAME] build and test examples with the built server; NAME as python/output
 cargo xtask tidy            repository rules: imports, lengths, environment reads, fresh components
 cargo xtask clients [ARGS]  client packages, routers and schemathesis against the built server (pytest's arguments)
-cargo xtask kernels         every CUDA kernel compiled for every card, with NVRTC from PyPI
+cargo xtask kernels         every CUDA kernel compiled for every card, with NVRTC from PyPI, and Hopper's attention and some others run
 cargo xtask fuzz [SECONDS]  run every fuzz target (60 seconds each)
 cargo xtask sim --policy NAME [--trace FILE] [...]
                             what a scheduling policy does to waiting times, without a model; --help lists the rest

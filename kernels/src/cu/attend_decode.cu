@@ -5,9 +5,10 @@
 // the first product in the layout the second one wants: column c of n-tile j is key 8 (c / 2) + 2 j + c % 2.
 // The split length is fixed, so a row's result does not depend on the batch. Splits meet in `attend_merge`.
 //
-// Build flags: IN_SHARED = 1: registers do not hold a warp's keys and values beside its sums; they wait in shared memory, each
-// thread's fragments in places of its own. ROPE = 1: the rows come as the product left them; norm and rotation of the group's queries happen here, and
-// whoever has the last split also does the new key and value and writes them into the page (see rope_kv.cu).
+// Build flags: ROPE = 1: the rows come as the product left them; norm and rotation of the group's queries happen here, and
+// whoever has the last split also does the new key and value and writes them into the page (see rope_kv.cu). IN_SHARED = 1:
+// registers do not hold a warp's keys and values beside its sums, which wait in shared memory, each thread's fragments in
+// places of its own.
 #include "prelude.cuh"
 
 #define GROUP (HEADS / KV_HEADS)

@@ -1,0 +1,367 @@
+"""Kernels against plain numpy, on the processor: `python check.py [name]`.
+
+For what a card would show late: sums of more work than blocks, rings that wrap, copies that land as late as they may, tails.
+Sizes are the smallest that reach them. Orders of warps and copies are random, by seed; a kernel that two seeds run must give
+the same bits. Speed, and everything that a whole model shows, is for `gpu-check` on a card.
+"""
+import sys
+import time
+
+import numpy as np
+
+from nvrtc import kernel
+from ptx import Memory, bf16_of, f32_of_bf16
+
+LOG2E = 1.4426950408889634
+PAGE = 64
+EPS = np.float32(1e-6)
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def half(x):
+    return bf16_of(np.asarray(x, np.float32)).astype(np.uint16)
+
+
+def wide(x):
+    return f32_of_bf16(np.asarray(x)).astype(np.float64)
+
+
+def noise(seed, *shape, scale=1.0):
+    return half(np.random.default_rng(seed).normal(size=shape) * scale)
+
+
+def near(what, found, wanted, bound):
+    """Largest difference, of the largest value."""
+    error = np.abs(found - wanted).max() / np.abs(wanted).max()
+    assert error < bound, f"{what}: {error} of the largest value, {bound} allowed"
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+# --- paged keys and values ------------------------------------------------------------------------------------------------
+
+
+class Pages:
+    """Sequences of some lengths: pages in a random order, K [64, dim] and V transposed for each head."""
+
+    def __init__(self, seed, lengths, kv_heads, dim):
+        random = np.random.default_rng(seed)
+        count = sum(-(-length // PAGE) for length in lengths) + 1
+        free = list(random.permutation(count))
+        self.width = max(lengths) // PAGE + 2
+        self.table = np.zeros((len(lengths), self.width), np.int32)
+        for seat, length in enumerate(lengths):
+            for page in range(-(-length // PAGE)):
+                self.table[seat, page] = free.pop()
+        self.data, self.dim = noise(seed + 1, count, kv_heads, 2 * PAGE * dim), dim
+
+    def key(self, seat, head, at):
+        tile = self.data[self.table[seat, at // PAGE], head]
+        return tile[:PAGE * self.dim].reshape(PAGE, self.dim)[at % PAGE]
+
+    def value(self, seat, head, at):
+        tile = self.data[self.table[seat, at // PAGE], head]
+        return tile[PAGE * self.dim:].reshape(self.dim, PAGE)[:, at % PAGE]
+
+
+def attend(query, keys, values, scale):
+    """Normed sums, the largest score as a power of two, and the sum of weights."""
+    score = keys @ query * scale
+    weight = np.exp2(score - score.max())
+    return weight @ values / weight.sum(), score.max(), weight.sum()
+
+
+# --- attention of single rows ---------------------------------------------------------------------------------------------
+
+SPLIT = 128
+
+
+def norm_and_rotate(x, weight, turn):
+    """As the kernels do it in f32: pairs of the first dimensions are turned, and the result is rounded."""
+    y = wide(x)
+    y = y / np.sqrt((y * y).mean() + EPS) * wide(weight)
+    pairs = len(turn)
+    low, high = y[:pairs].copy(), y[pairs:2 * pairs].copy()
+    y[:pairs], y[pairs:2 * pairs] = low * turn[:, 0] - high * turn[:, 1], high * turn[:, 0] + low * turn[:, 1]
+    return half(y)
+
+
+def decode_case(heads, kv_heads, dim, rotated, gated, lengths):
+    group, step = heads // kv_heads, 1 + gated
+    all_heads, splits = heads * step + 2 * kv_heads, [-(-length // SPLIT) for length in lengths]
+    pages = Pages(3, lengths, kv_heads, dim)
+    rows, norms = noise(5, len(lengths), all_heads, dim), [half(1 + wide(noise(6 + i, dim)) / 10) for i in (0, 1)]
+    angle = np.random.default_rng(8).uniform(0, 6, (max(lengths), rotated // 2))
+    rotation = np.stack([np.cos(angle), np.sin(angle)], -1).astype(np.float32)
+    first = np.cumsum([0] + [count * kv_heads for count in splits])
+    runs = [(i, 1, i, -1, i, length, first[i], splits[i]) for i, length in enumerate(lengths)]
+    items = [(i, j % kv_heads, j // kv_heads, first[i] + j) for i in range(len(lengths)) for j in range(splits[i] * kv_heads)]
+    np.random.default_rng(9).shuffle(items)
+    scale = LOG2E / np.sqrt(dim)
+
+    # What the newest token's pages hold in the end.
+    after = Pages(3, lengths, kv_heads, dim)
+    for seat, length in enumerate(lengths):
+        for head in range(kv_heads):
+            key = rows[seat, heads * step + head]
+            after.key(seat, head, length - 1)[:] = norm_and_rotate(key, norms[1], rotation[length - 1])
+            after.value(seat, head, length - 1)[:] = rows[seat, heads * step + kv_heads + head]
+    wanted = np.zeros((len(items), group, dim))
+    for seat, head, split, place in items:
+        span = range(split * SPLIT, min(lengths[seat], (split + 1) * SPLIT))
+        keys, values = ([wide(part(seat, head, at)) for at in span] for part in (after.key, after.value))
+        for row in range(group):
+            query = norm_and_rotate(rows[seat, (head * group + row) * step], norms[0], rotation[lengths[seat] - 1])
+            wanted[place, row] = attend(wide(query), np.array(keys), np.array(values), scale)[0]
+
+    def run(name, grid, threads, shared, seed, **flags):
+        flags |= dict(HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=dim, ROT_DIM=rotated, Q_STEP=step, SPLIT=SPLIT, ROPE=1)
+        memory = Memory(1 << 23)
+        info = np.zeros(8, np.int32)
+        info[[0, 1, 4]] = len(lengths), len(lengths), len(items)
+        sums = memory.put(np.full((len(items), group, dim), np.nan, np.float32))
+        weights = memory.put(np.full((len(items), group, 2), np.nan, np.float32))
+        queries, kv = memory.put(rows), memory.put(pages.data)
+        lists = [memory.put(np.asarray(x, np.int32)) for x in (info, runs, items, pages.table)]
+        weights_of_norms = [memory.put(x) for x in (*norms, rotation)]
+        args = [sums, weights, queries, kv, *lists, np.int32(pages.width), np.float32(scale), *weights_of_norms, EPS]
+        kernel(name, **flags).run(memory, grid, threads, shared, args, seed)
+        sums = memory.get(sums, np.float32, wanted.size).reshape(wanted.shape)
+        weights = memory.get(weights, np.float32, len(items) * group * 2).reshape(len(items), group, 2)
+        near(name, sums / weights[:, :, 1:], wanted, 0.01)
+        assert np.array_equal(memory.get(kv, np.uint16, pages.data.size), after.data.reshape(-1)), "the pages"
+        return sums, weights
+
+    return run
+
+
+def same(*results):
+    assert all(np.array_equal(a, b) for other in results[1:] for a, b in zip(results[0], other)), "other bits"
+
+
+@check
+def decode_attention_of_heads_of_128():
+    """Hopper's ring gives the bits of the kernel of few rows."""
+    run = decode_case(4, 2, 128, 128, False, [1, 300, 70, 128, 129, 260])
+    team = (4 * 2 * (128 * 4 + 8) + (2 + 2) * (128 + 8) * 2 + 15) // 16 * 16
+    ring = 8 * (PAGE * 128 * 2 + 16) + 2 * team
+    few = run("attend_decode", 3, 128, 0, 1, IN_SHARED=0)
+    same(few, *(run("attend_decode_sm90", 2, 288, ring, seed, SLOTS=8) for seed in (1, 2)))
+
+
+@check
+def decode_attention_of_gated_heads_of_256():
+    run = decode_case(4, 2, 256, 64, True, [1, 300, 70, 128, 129])
+    same(run("attend_decode", 3, 128, 0, 1, IN_SHARED=0),
+         *(run("attend_decode", 3, 128, 2 * SPLIT * 256 * 2, seed, IN_SHARED=1) for seed in (1, 2)))
+
+
+@check
+def decode_attention_of_three_heads_a_key():
+    decode_case(6, 2, 64, 64, False, [64, 200, 5])("attend_decode", 2, 128, 0, 1, IN_SHARED=0)
+
+
+# --- attention of prompts -------------------------------------------------------------------------------------------------
+
+
+def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):
+    """Prompts: rows, tokens before them, splits of their keys."""
+    group, step = heads // kv_heads, 1 + gated
+    tokens, all_heads = 128 // group, heads * step + 2 * kv_heads
+    total = sum(prompt[0] for prompt in prompts)
+    pages = Pages(3, [rows + start for rows, start, _ in prompts], kv_heads, dim)
+    rows = noise(5, total + tokens, all_heads, dim, scale=1.5)
+    runs, tiles, row0 = [], [], 0
+    for seat, (count, start, splits) in enumerate(prompts):
+        runs.append((seat, count, row0, 0, -1, start + count, len(tiles), splits))
+        last = -(-count // tokens) - 1
+        for j in range((last + 1) * kv_heads * splits):
+            tiles.append((seat, j // splits % kv_heads, last - j // splits // kv_heads, j % splits))
+        row0 += count
+    info = np.zeros(8, np.int32)
+    info[[0, 1, 5]] = len(runs), total, len(tiles)
+    scale = np.float32(LOG2E / np.sqrt(dim))
+    flags = dict(HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=dim, QTOKENS=tokens, Q_STEP=step)
+    memory = Memory(1 << 24)
+    out = memory.put(np.full((total + 1, heads, dim), 0xffff, np.uint16))
+    queries, kv = memory.put(rows), memory.put(pages.data)
+    info, run_list, tile_list = (memory.put(np.asarray(x, np.int32)) for x in (info, runs, tiles))
+    part_o, part_ml = (memory.put(np.full((len(tiles), 128, n), np.nan, np.float32)) for n in (dim, 2))
+    heads_of_pages = pages.data.shape[0] * kv_heads
+    maps = memory.put(np.concatenate([
+        memory.map(queries, [dim, heads, len(rows)], [step * dim * 2, all_heads * dim * 2], [64, group, tokens]),
+        memory.map(kv, [dim, heads_of_pages * 2 * PAGE], [dim * 2], [64, PAGE]),
+        memory.map(kv, [PAGE, heads_of_pages * 2 * dim], [PAGE * 2], [PAGE, dim]),
+    ]))
+    block = (2 if dim <= 128 else 1) * PAGE * dim * 2
+    kernel("attend_prefill_sm90", **flags).run(
+        memory, grid, 384, 128 * dim * 2 + 4 * block + 128,
+        [out, maps, queries, info, run_list, tile_list, memory.put(pages.table), np.int32(pages.width), np.int32(0), scale,
+         part_o, part_ml], seed)
+    if any(splits > 1 for _, _, splits in prompts):
+        kernel("attend_merge_tiles", **flags).run(memory, (len(tiles), 16), 256, 0,
+                                                  [out, part_o, part_ml, info, run_list, tile_list, queries], seed)
+    found = memory.get(out, np.uint16, (total + 1) * heads * dim).reshape(total + 1, heads, dim)
+    assert (found[total] == 0xffff).all(), "a row behind the last was written"
+    wanted = np.zeros((total, heads, dim))
+    for seat, count, row0, _, _, end, _, _ in runs:
+        for head in range(kv_heads):
+            keys, values = (np.array([wide(part(seat, head, at)) for at in range(end)]) for part in (pages.key, pages.value))
+            for row in range(count):
+                seen = end - count + row + 1
+                for query in range(head * group, (head + 1) * group):
+                    x = rows[row0 + row, query * step]
+                    wanted[row0 + row, query] = attend(wide(x), keys[:seen], values[:seen], scale)[0]
+    if gated:
+        wanted /= 1 + np.exp(-wide(rows[:total, 1:2 * heads:2]))
+    near("attended", wide(found[:total]), wanted, 0.01)
+
+
+@check
+def prefill_attention_of_gated_heads_of_256():
+    prefill_case(4, 2, 256, True, [(70, 0, 1), (3, 200, 2)], 2)
+
+
+@check
+def prefill_attention_of_heads_of_128():
+    prefill_case(4, 2, 128, False, [(70, 0, 1), (3, 300, 2)], 2)
+
+
+@check
+def prefill_attention_of_six_heads_a_key():
+    """21 tokens a tile: its last two rows are nobody's."""
+    prefill_case(6, 1, 256, True, [(25, 30, 1)], 2)
+
+
+# --- products -------------------------------------------------------------------------------------------------------------
+
+
+def gate_up_case(most, groups, stages, m, n, k):
+    x, weights = noise(1, m + 3, k), noise(2, 2 * n, k, scale=0.1)
+    found = []
+    for seed in (1, 2):
+        memory = Memory(1 << 22)
+        out = memory.put(np.full((m + 1, n), 0xffff, np.uint16))
+        maps = [memory.map(memory.put(weights), [k, 2 * n], [k * 2], [64, 32 * groups]),
+                memory.map(memory.put(x), [k, len(x)], [k * 2], [64, most])]
+        shared = stages * ((64 * groups + most) * 128 + 16)
+        kernel("gate_up_sm90", ROWS=most, GROUPS=groups, STAGES=stages).run(
+            memory, -(-n // (32 * groups)), 128 * groups + 32, shared, [out, *maps, np.int32(m), np.int32(n), np.int32(k)], seed)
+        found.append(memory.get(out, np.uint16, (m + 1) * n).reshape(m + 1, n))
+    assert np.array_equal(*found) and (found[0][m] == 0xffff).all()
+    gate, up = (wide(x[:m]) @ wide(part).T for part in (weights[:n], weights[n:]))
+    near("act", wide(found[0][:m]), silu(gate) * up, 0.01)
+
+
+@check
+def gate_and_up():
+    """Tails of columns and of k, rings that wrap."""
+    gate_up_case(32, 1, 3, 20, 72, 328)
+    gate_up_case(64, 2, 3, 40, 72, 264)
+    gate_up_case(128, 3, 3, 70, 104, 264)
+
+
+def few_rows_case(m, n, k, mode):
+    x, weights, before = noise(1, m, k), noise(2, 2 * n, k, scale=0.1), noise(3, m, n)
+    tiles = 1 if m <= 8 else 2
+    memory = Memory(1 << 22)
+    kind = np.float32 if mode == 3 else np.uint16
+    out = memory.put(before if mode == 1 else np.zeros((m, n), kind))
+    at = memory.put(weights)
+    shared = 8 * tiles * 8 * ((2 if mode == 2 else 1) * 16 + 1) * 4
+    kernel("few_rows", NT=tiles, MODE=mode).run(
+        memory, -(-n // 16), 256, shared, [out, memory.put(x), at, at + n * k * 2, np.int32(m), np.int32(n), np.int32(k)], 1)
+    found = memory.get(out, kind, m * n).reshape(m, n)
+    y, up = (wide(x) @ wide(part).T for part in (weights[:n], weights[n:]))
+    wanted = [y, y + wide(before), silu(y) * up, y][mode]
+    near(f"mode {mode}", found if mode == 3 else wide(found), wanted, 1e-5 if mode == 3 else 0.01)
+
+
+@check
+def products_of_few_rows():
+    for mode in range(4):
+        few_rows_case(3, 40, 1184, mode)
+    few_rows_case(13, 16, 64, 0)
+
+
+# --- the delta rule -------------------------------------------------------------------------------------------------------
+
+
+def delta_case(state_bits, runs_count, blocks):
+    """Single rows of several sequences, more heads than blocks, beside a longer run that is none of the kernel's business."""
+    key_heads, value_heads, dim = 1, 2, 64
+    channels = (2 * key_heads + value_heads) * dim
+    width = channels + value_heads * dim + 16  # beta and alpha of the heads, and zeros to whole tiles
+    random = np.random.default_rng(4)
+    normal = lambda *shape: random.normal(size=shape).astype(np.float32)
+    taps, norm = normal(channels, 4) / 2, 1 + normal(dim) / 10
+    decay, bias = -np.exp(normal(value_heads) * np.float32(0.7)), normal(value_heads) - 2
+    mix, rings = noise(5, runs_count + 2, width), noise(6, runs_count + 1, 4, channels)
+    states = normal(runs_count + 1, value_heads, dim, dim) * np.float32(0.3)
+    states = half(states) if state_bits == 16 else states
+    runs = [(i, 1, i, -1, i, 5 + i if i else 1, 0, 0) for i in range(runs_count)] + [(runs_count, 2, runs_count, 0, -1, 9, 0, 0)]
+    info = np.zeros(8, np.int32)
+    info[[0, 1]] = len(runs), runs_count + 2
+    flags = dict(KEY_HEADS=key_heads, VALUE_HEADS=value_heads, KEY_DIM=dim, VALUE_DIM=dim, TILED=0, GATE_SIGMOID=0, INVARIANT=0,
+                 STATE16=int(state_bits == 16))
+    memory = Memory(1 << 22)
+    out = memory.put(np.full((runs_count + 2, value_heads * dim), 0xffff, np.uint16))
+    rows, state_at, ring_at = memory.put(mix), memory.put(states), memory.put(rings)
+    shared = dim * dim * state_bits // 8 + 3 * dim * 24 + dim * 2
+    gates = rows + (channels + value_heads * dim) * 2
+    kernel("delta_step", **flags).run(
+        memory, blocks, 256, shared,
+        [out, rows, np.int32(width), gates, np.int32(width), state_at, ring_at,
+         *(memory.put(x) for x in (taps, decay, bias, norm, info, np.array(runs, np.int32))), EPS], 1)
+    found = memory.get(out, np.uint16, (runs_count + 2) * value_heads * dim).reshape(runs_count + 2, -1)
+    assert (found[runs_count:] == 0xffff).all(), "rows of a longer run"
+    after = memory.get(state_at, states.dtype, states.size).reshape(states.shape)
+    ring_after = memory.get(ring_at, np.uint16, rings.size).reshape(rings.shape)
+    value = wide if state_bits == 16 else lambda x: x.astype(np.float64)
+    for i in range(runs_count):
+        position = runs[i][5] - 1
+        u = wide(mix[i, :channels])
+        c = taps[:, 3] * u
+        for back in range(1, 4):
+            if position >= back:
+                c = c + taps[:, 3 - back] * wide(rings[i, (position - back) % 4])
+        c = silu(c)
+        q, k = (c[j * dim:(j + 1) * dim] for j in (0, 1))
+        q, k = q / np.sqrt((q * q).sum() + 1e-6) / np.sqrt(dim), k / np.sqrt((k * k).sum() + 1e-6)
+        assert np.array_equal(ring_after[i, position % 4], mix[i, :channels])
+        for head in range(value_heads):
+            v, z = c[(2 + head) * dim:(3 + head) * dim], wide(mix[i, channels + head * dim:channels + (head + 1) * dim])
+            beta, alpha = (wide(mix[i, channels + value_heads * (dim + j) + head]) for j in (0, 1))
+            beta, kept = 1 / (1 + np.exp(-beta)), np.exp(decay[head] * np.log1p(np.exp(alpha + bias[head])))
+            s = kept * value(states[i, head]) if position else np.zeros((dim, dim))
+            s = s + np.outer(beta * (v - s @ k), k)
+            y = s @ q
+            y = y / np.sqrt((y * y).mean() + EPS) * norm * silu(z)
+            near("state", value(after[i, head]), s, 0.01 if state_bits == 16 else 1e-5)
+            near("attended", wide(found[i, head * dim:(head + 1) * dim]), y, 0.02)
+
+
+@check
+def delta_rule_of_single_rows():
+    delta_case(32, 5, 3)
+    delta_case(16, 5, 3)
+
+
+def main():
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
+    chosen = [function for function in CHECKS if asked in function.__name__]
+    for function in chosen:
+        began = time.time()
+        function()
+        print(f"ok    {function.__name__:<48} {time.time() - began:5.1f} s", flush=True)
+    assert chosen, f"no check has `{asked}` in its name"
+
+
+main()

@@ -46,9 +46,28 @@ impl StepCost {
     }
 }
 
+/// Steps that are expected to take less are planned over at once: there is little to win, and a thread's wake-up is a part of
+/// it.
+const LATE_MIN_US: u64 = 10_000;
+/// Left of a step when the next is planned: this, and an eighth of the step, for a plan, a launch and the error of what was
+/// expected.
+const LEAD_US: u64 = 2000;
+
+/// Microseconds after the begin of a step that is expected to take `step_us` at which the next is planned: as late as the
+/// device allows, so that who comes meanwhile is part of it.
+pub fn plan_after_us(step_us: u64) -> u64 {
+    if step_us < LATE_MIN_US { 0 } else { step_us - step_us / 8 - LEAD_US }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_steps_are_planned_over_late() {
+        assert_eq!([0, 9999, 10_000, 28_800].map(plan_after_us), [0, 0, 6750, 23_200]);
+        assert!(plan_after_us(u64::MAX) < u64::MAX);
+    }
 
     /// As many rows as fit cost no more than the time, and one more costs more.
     #[test]

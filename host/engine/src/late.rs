@@ -7,19 +7,12 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use contract::cost::plan_after_us;
+
 use crate::run::{Engine, Fault};
 
-/// Steps that are expected to take less are planned at once: there is little to win, and a thread's wake-up is a part of it.
-const WORTH_MIN: Duration = Duration::from_millis(10);
-/// Left of a step when the next is planned: this, and an eighth of the step.
-const LEAD: Duration = Duration::from_millis(2);
 /// How often a step is asked whether it has ended sooner.
 const ASK: Duration = Duration::from_micros(500);
-
-/// How long after its begin a step is planned over, by how long it is expected to take.
-fn pause(expected: Duration) -> Duration {
-    if expected < WORTH_MIN { Duration::ZERO } else { (expected - expected / 8).saturating_sub(LEAD) }
-}
 
 impl Engine {
     /// Takes messages until the next step is to be planned, or the one in flight has ended. `false`: stop.
@@ -50,20 +43,8 @@ impl Engine {
     fn plan_at(&self) -> Option<Instant> {
         let flight = self.flights.front()?;
         let (rows, context) = (flight.measured.rows, flight.measured.context);
-        let expected = Duration::from_micros(self.budget.cost().step_us(rows, context) as u64);
+        let after_us = plan_after_us(self.budget.cost().step_us(rows, context) as u64);
         // A step begins when the one before has ended.
-        Some(flight.launched.max(self.device_free) + pause(expected))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_steps_are_planned_over_late() {
-        for (expected_us, pause_us) in [(0, 0), (9_999, 0), (10_000, 6_750), (28_800, 23_200)] {
-            assert_eq!(pause(Duration::from_micros(expected_us)), Duration::from_micros(pause_us));
-        }
+        flight.launched.max(self.device_free).checked_add(Duration::from_micros(after_us))
     }
 }

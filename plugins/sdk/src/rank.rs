@@ -81,8 +81,33 @@ const VICTIMS_SEEN_MAX: usize = 64;
 pub struct Ranked<R: Rank> {
     rank: R,
     queue: Queue<R::Key>,
-    /// What the last step that was decided takes, in microseconds.
-    decided_us: f64,
+    running: Running,
+}
+
+/// The step that runs while the next one is decided; times in microseconds.
+#[derive(Default)]
+struct Running {
+    /// When it was decided, and what was then left of the step before it.
+    decided_us: u64,
+    left_us: f64,
+    /// What it takes, and what that earlier one was to take; `None`: there was none.
+    takes_us: f64,
+    earlier_us: Option<f64>,
+    /// Others like it may have run since.
+    rests: bool,
+}
+
+impl Running {
+    /// What is left of it. Hosts ask at its begin, or late in it: how long ago they asked for it says which.
+    fn left_us(&self, limits: &Limits) -> f64 {
+        if self.rests {
+            return self.takes_us;
+        }
+        let since_us = limits.now_us.saturating_sub(self.decided_us) as f64;
+        // The earlier one took what it took, whatever was expected.
+        let waited_us = self.earlier_us.map_or(0.0, |earlier| self.left_us + f64::from(limits.last_step_us) - earlier);
+        (self.takes_us - (since_us - waited_us).max(0.0)).max(0.0)
+    }
 }
 
 /// A prompt that has a part of this step.
@@ -95,19 +120,27 @@ struct Want {
 
 impl<R: Rank> Ranked<R> {
     pub fn new(rank: R) -> Self {
-        Self { rank, queue: Queue::default(), decided_us: 0.0 }
+        Self { rank, queue: Queue::default(), running: Running::default() }
     }
 
     fn decide(&mut self, limits: &Limits) -> Decision {
         let mut decision = no_change();
-        if self.queue.is_idle() {
-            self.decided_us = f64::from(limits.decode_us);
+        let rests = self.queue.is_idle();
+        // Those before the one that runs took about as long as the last one that ended.
+        let before_us = match limits.in_flight_steps {
+            0 => 0.0,
+            steps => self.running.left_us(limits) + f64::from(steps - 1) * f64::from(limits.last_step_us),
+        };
+        let takes_us = if rests {
             rest(&mut decision, u64::MAX);
+            f64::from(limits.decode_us)
         } else {
             let mut room = Room::new(limits, self.queue.decoding(), u32::MAX);
             self.free_a_seat(&mut room, &mut decision);
-            self.admit(room, limits, &mut decision);
-        }
+            self.admit(room, limits, before_us, &mut decision)
+        };
+        let earlier_us = (limits.in_flight_steps > 0).then_some(self.running.takes_us);
+        self.running = Running { decided_us: limits.now_us, left_us: before_us, takes_us, earlier_us, rests };
         self.queue.list_victims(&mut decision);
         decision
     }
@@ -126,14 +159,10 @@ impl<R: Rank> Ranked<R> {
         }
     }
 
-    /// Shares the step between prompts in rank order; what nobody wants goes to the first ones.
-    fn admit(&mut self, mut room: Room, limits: &Limits, decision: &mut Decision) {
+    /// Shares the step between prompts in rank order; what nobody wants goes to the first ones. The step begins after
+    /// `before_us`; gives what it takes.
+    fn admit(&mut self, mut room: Room, limits: &Limits, before_us: f64, decision: &mut Decision) -> f64 {
         let whole = room.clone();
-        // The step that runs now was the last decision; those before it took about as long as the last one that ended.
-        let before_us = match limits.in_flight_steps {
-            0 => 0.0,
-            steps => self.decided_us + f64::from(steps - 1) * f64::from(limits.last_step_us),
-        };
         let (mut wants, mut last) = (Vec::new(), Vec::new());
         let mut open = true;
         let (mut all, mut unfinished) = (self.queue.open().take(CANDIDATES_MAX), self.queue.unfinished());
@@ -193,7 +222,7 @@ impl<R: Rank> Ranked<R> {
             want.tokens += more;
             self.queue.grant(want.slot, want.tokens, decision);
         }
-        self.decided_us = room.step_us(limits);
+        room.step_us(limits)
     }
 }
 
@@ -237,4 +266,24 @@ macro_rules! export_rank {
             $crate::export_scheduler!(TokenloomRanked);
         };
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps of 30 ms that took 31, decided at the begin of the one before, or 8 ms before its end; and the first of all.
+    #[test]
+    fn what_is_left_of_a_step_does_not_depend_on_when_hosts_ask() {
+        let left = |left_us: f64, earlier_us, since_us: u64| {
+            let running = Running { decided_us: 1000, left_us, takes_us: 30_000.0, earlier_us, rests: false };
+            let limits = Limits { now_us: 1000 + since_us, last_step_us: 31_000, ..crate::testing::empty().limits };
+            running.left_us(&limits)
+        };
+        assert_eq!(left(30_000.0, Some(30_000.0), 31_000), 30_000.0);
+        assert_eq!(left(8000.0, Some(30_000.0), 9000 + 22_000), 8000.0);
+        assert_eq!(left(0.0, None, 0), 30_000.0);
+        assert_eq!(left(0.0, None, 22_000), 8000.0);
+        assert_eq!(left(0.0, None, 60_000), 0.0);
+    }
 }

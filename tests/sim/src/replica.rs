@@ -1,13 +1,14 @@
 //! One engine: the real scheduler core and a policy, over a device that only takes time.
 //!
-//! The loop is the engine's: a step is planned while the one before it runs, results come back in order, a policy that
-//! fails is replaced by native first come, first served for that step and starts again from a snapshot.
+//! The loop is the engine's: a step is planned while the one before it runs, and late where that one takes long; results come
+//! back in order; a policy that fails is replaced by native first come, first served for that step and starts again from a
+//! snapshot.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
-use contract::cost::StepCost;
+use contract::cost::{StepCost, plan_after_us};
 use contract::generation::Tenant;
 use contract::policy::{Decision, SchedulePolicy};
 use contract::{Slot, TokenId};
@@ -52,6 +53,13 @@ struct Flight {
     took_us: u32,
     /// (end, emits) of each run.
     runs: Vec<(u32, bool)>,
+}
+
+impl Flight {
+    /// When the step behind it is planned.
+    fn planned_over_us(&self) -> u64 {
+        self.end_us - u64::from(self.took_us) + plan_after_us(self.took_us.into())
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -161,6 +169,10 @@ impl Replica {
     /// Runs steps until `until_us`, or until nothing is left to do.
     pub fn advance(&mut self, until_us: u64, jobs: &[Job], check: bool) -> Result<()> {
         while self.now_us < until_us && !self.is_idle() {
+            if let Some(plan_us) = self.flights.front().map(Flight::planned_over_us).filter(|&at| at > self.now_us) {
+                self.now_us = plan_us.min(until_us);
+                continue;
+            }
             self.step(jobs)?;
             if check {
                 self.check()?;

@@ -8,7 +8,7 @@ use kernels::Source;
 use crate::compile::{Compiler, Kernel};
 use crate::device::{Buffer, Device};
 use crate::forward::{SPLIT, tile_tokens};
-use crate::launch::{Args, Shape};
+use crate::launch::{Args, HOPPER_SHARED_MAX, Shape};
 use crate::seats::RunUpload;
 use crate::tensor_map::{TensorMap, tensor_map};
 
@@ -167,12 +167,11 @@ const RING_SLOTS: usize = 2 * 2 * SPLIT / PAGE_TOKENS as usize;
 /// The slots of Hopper's decode attention and its shared memory, where they fit: not for heads of 256.
 fn hopper_ring(shape: &AttentionShape) -> Option<(usize, u32)> {
     let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
-    const SHARED_MAX: usize = 227 << 10;
     // Sums and maxima of four warps, and fresh heads, for two teams.
     let team = (4 * group * (dim * 4 + 8) + (group + 2) * (dim + 8) * 2).next_multiple_of(16);
     // A slot has two barriers.
     let bytes = RING_SLOTS * (PAGE_TOKENS as usize * dim * 2 + 16) + 2 * team;
-    (bytes <= SHARED_MAX).then_some((RING_SLOTS, bytes as u32))
+    (bytes <= HOPPER_SHARED_MAX).then_some((RING_SLOTS, bytes as u32))
 }
 
 /// The maps of every layer, where the kernel finds them.

@@ -9,7 +9,7 @@ use crate::blas::library_rows;
 use crate::compile::{Compiler, Kernel};
 use crate::device::Buffer;
 use crate::forward::Forward;
-use crate::launch::{Args, Shape};
+use crate::launch::{Args, HOPPER_SHARED_MAX, Shape};
 use crate::tensor_map::tensor_map;
 
 /// The kernel's ROWS: a step takes the fewest that hold it.
@@ -19,8 +19,7 @@ const GROUP_OUTPUTS: usize = 32;
 const STEP: usize = 64;
 /// Fewer blocks leave multiprocessors idle: then a block gets fewer warpgroups.
 const BLOCKS_MIN: usize = 96;
-/// Shared memory of a block, and more stages than are of use.
-const SHARED_MAX: usize = 227 << 10;
+/// More stages are of no use.
 const STAGES_MAX: usize = 10;
 
 /// The kernel of up to `rows` rows.
@@ -58,7 +57,7 @@ fn stage_bytes(rows: usize, groups: usize) -> usize {
 }
 
 fn stages(rows: usize, groups: usize) -> usize {
-    (SHARED_MAX / (stage_bytes(rows, groups) + BARRIERS)).min(STAGES_MAX)
+    (HOPPER_SHARED_MAX / (stage_bytes(rows, groups) + BARRIERS)).min(STAGES_MAX)
 }
 
 impl Forward<'_> {
@@ -96,7 +95,10 @@ mod tests {
             for groups in 1..=3 {
                 let ring = stages(rows, groups) * stage_bytes(rows, groups);
                 let sums = rows * (2 * groups * GROUP_OUTPUTS + 4) * 4;
-                assert!(sums <= ring && ring + stages(rows, groups) * BARRIERS <= SHARED_MAX, "{rows} rows, {groups}");
+                assert!(
+                    sums <= ring && ring + stages(rows, groups) * BARRIERS <= HOPPER_SHARED_MAX,
+                    "{rows} rows, {groups}"
+                );
             }
         }
     }

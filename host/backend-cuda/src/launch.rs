@@ -32,6 +32,9 @@ impl Shape {
     }
 }
 
+/// Shared memory of a block on Hopper.
+pub const HOPPER_SHARED_MAX: usize = 227 << 10;
+
 /// Arguments of a launch. Values are copied in, in the kernel's order, from multiples of eight bytes on.
 #[derive(Default)]
 pub struct Args {

@@ -15,15 +15,15 @@
 #define STEPS (HEAD_DIM / 32)
 #define TILES (HEAD_DIM / 8)
 
-#define WARPS 4
-#define AT_ONCE (HEAD_DIM <= 128 || IN_SHARED)
-#define PITCH (HEAD_DIM + 8)  // padded against bank conflicts
-// Heads that a warp prepares: of the group's queries, then the new key and value.
-#define UNITS ((GROUP + 2 + WARPS - 1) / WARPS)
-
 #ifndef IN_SHARED
 #define IN_SHARED 0
 #endif
+
+#define WARPS 4
+#define AT_ONCE (HEAD_DIM <= 128 || IN_SHARED)  // values are asked for beside the keys
+#define PITCH (HEAD_DIM + 8)  // padded against bank conflicts
+// Heads that a warp prepares: of the group's queries, then the new key and value.
+#define UNITS ((GROUP + 2 + WARPS - 1) / WARPS)
 
 // Fragments of a warp's 32 keys: of K for n-tile j and step s, of V for tile i.
 #if IN_SHARED

@@ -32,15 +32,7 @@ namespace scan {
 #include "delta_scan.cu"
 }
 #include "delta_out.cu"
-
-#define CHECK(x)                                                       \
-    do {                                                               \
-        int rc = (int)(x);                                             \
-        if (rc != 0) {                                                 \
-            printf("FAIL line %d: %s gave %d\n", __LINE__, #x, rc);    \
-            exit(2);                                                   \
-        }                                                              \
-    } while (0)
+#include "harness.cuh"
 
 const int SEATS = 130, ROWS_MAX = 16384, STEP_SHARED = VALUE_DIM * KEY_DIM * sizeof(StateValue) + sizeof(Inputs);
 const float EPS = 1e-6f;
@@ -60,12 +52,6 @@ float f32_of(u16 x) {
 }
 double value_of(float x) { return x; }
 double value_of(u16 x) { return f32_of(x); }
-template <class T> T *on_device(const std::vector<T> &v) {
-    T *p;
-    CHECK(cudaMalloc(&p, v.size() * sizeof(T) + 64));
-    CHECK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
-    return p;
-}
 template <class T> std::vector<T> from_device(const T *p, size_t n) {
     std::vector<T> v(n);
     CHECK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));

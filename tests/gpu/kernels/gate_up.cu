@@ -19,30 +19,10 @@
 #include <vector>
 
 #include "gate_up_sm90.cu"
-
-#define CHECK(x)                                                    \
-    do {                                                            \
-        int rc = (int)(x);                                          \
-        if (rc != 0) {                                              \
-            printf("FAIL line %d: %s gave %d\n", __LINE__, #x, rc); \
-            exit(2);                                                \
-        }                                                           \
-    } while (0)
+#include "harness.cuh"
 
 const int LAYERS = 12, ROUNDS = 5, SHARED = BARRIERS_AT + 16 * STAGES;
 
-__device__ u32 mixed_bits(u64 x) {
-    x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
-    x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
-    return (u32)(x ^ x >> 33);
-}
-__global__ void fill(u16 *to, u64 count, u64 seed, float scale) {
-    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) {
-        float sum = 0.f;
-        for (int j = 0; j < 4; j++) sum += (mixed_bits(seed * 0x9E3779B97F4A7C15ull + i * 4 + j) >> 8) / 16777216.f - 0.5f;
-        to[i] = f32_to_half(sum * 1.7320508f * scale);
-    }
-}
 // A warp an output.
 __global__ void reference(float *out, const u16 *x, const u16 *w, int n, int k) {
     int at = blockIdx.x * 8 + threadIdx.x / WARP, row = blockIdx.y;
@@ -53,22 +33,12 @@ __global__ void reference(float *out, const u16 *x, const u16 *w, int n, int k) 
     if (threadIdx.x % WARP == 0) out[(long long)row * n + at] = sum;
 }
 
-TensorMap tensor_map(const void *from, cuuint64_t rows, cuuint64_t k, cuuint32_t box) {
-    CUtensorMap map;
-    cuuint64_t lengths[2] = {k, rows}, strides[1] = {k * 2};
-    cuuint32_t boxes[2] = {STEP, box}, steps[2] = {1, 1};
-    CHECK(cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)from, lengths, strides, boxes, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+TensorMap argument(const void *from, cuuint64_t rows, cuuint64_t k, cuuint32_t box) {
+    CUtensorMap map = tensor_map(from, {k, rows}, {k * 2}, {STEP, box});
     TensorMap out;
     static_assert(sizeof out == sizeof map, "");
     memcpy(&out, &map, sizeof out);
     return out;
-}
-template <class T> T *allocate(size_t count) {
-    T *to;
-    CHECK(cudaMalloc(&to, count * sizeof(T)));
-    return to;
 }
 
 struct Shape {
@@ -87,7 +57,7 @@ void launch(cudaStream_t stream, Shape p, u16 *out, const u16 *w, const u16 *x, 
     config.stream = stream;
     config.attrs = &overlap;
     config.numAttrs = 1;
-    TensorMap w_map = tensor_map(w, 2 * p.n, p.k, OUTPUTS), x_map = tensor_map(x, 128, p.k, ROWS);
+    TensorMap w_map = argument(w, 2 * p.n, p.k, OUTPUTS), x_map = argument(x, 128, p.k, ROWS);
     CHECK(cudaLaunchKernelEx(&config, gate_up_sm90, out, w_map, x_map, m, p.n, p.k));
 }
 

@@ -158,15 +158,20 @@ const POOLED_BOUND: f64 = 0.03;
 
 pub const LOGPROB_BOUND: f32 = 0.25;
 
+/// What a check says whose logprobs are those of the reference.
+pub fn within_bound(reference: &[Vec<(TokenId, f32)>], found: &[Vec<(TokenId, f32)>]) -> Result<String> {
+    let worst = difference(reference, found)?;
+    ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
+    Ok(format!("worst difference {worst:.4}"))
+}
+
 fn logprobs(settings: &Settings, arch: Option<u32>) -> Result<String> {
     let text = tokens(1, 400);
     // One page, over a page border, a long chunk, then single tokens on both sides of a split of 128 keys.
     let cuts = [64, 63, 130, 2, 1, 1, 1, 60, 1, 1, 5, 1];
     let reference = forced(&mut *cpu(settings)?, &text, &cuts)?;
     let found = forced(&mut *cuda(settings, true, arch)?, &text, &cuts)?;
-    let worst = difference(&reference, &found)?;
-    ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
-    Ok(format!("worst difference {worst:.4}"))
+    within_bound(&reference, &found)
 }
 
 /// A sequence among as many that decode as the kernels of more than 16 rows need, over the border of a split.
@@ -175,9 +180,7 @@ pub fn among_others(settings: &Settings, arch: Option<u32>) -> Result<String> {
     let cuts = [&[64, 138][..], &[1; 38]].concat();
     let reference = forced(&mut *cpu(settings)?, &text, &cuts)?;
     let found = forced_among(&mut *cuda(settings, true, arch)?, &text, &cuts, options().seats - 1)?;
-    let worst = difference(&reference, &found)?;
-    ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
-    Ok(format!("worst difference {worst:.4}"))
+    within_bound(&reference, &found)
 }
 
 fn many_rows(arch: Option<u32>) -> Result<String> {
@@ -186,9 +189,7 @@ fn many_rows(arch: Option<u32>) -> Result<String> {
     let cuts = [700, 65, 100, 64, 17, 1, 33];
     let reference = forced(&mut *cpu(&settings)?, &text, &cuts)?;
     let found = forced(&mut *cuda(&settings, true, arch)?, &text, &cuts)?;
-    let worst = difference(&reference, &found)?;
-    ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
-    Ok(format!("worst difference {worst:.4}"))
+    within_bound(&reference, &found)
 }
 
 /// Greedy tokens of several sequences that decode together; their prompts go one by one.
@@ -272,9 +273,7 @@ fn one_row_behind(arch: Option<u32>) -> Result<String> {
         let last = driver.step(&[Part { seat: 2, tokens: &short[2..], emit: true }])?;
         found.push([mixed, lone, last].into_iter().flat_map(|out| out.logprobs).map(|row| row.top).collect::<Vec<_>>());
     }
-    let worst = difference(&found[0], &found[1])?;
-    ensure!(worst < LOGPROB_BOUND, "logprobs differ by {worst}");
-    Ok(format!("worst difference {worst:.4}"))
+    within_bound(&found[0], &found[1])
 }
 
 fn two_in_flight(arch: Option<u32>) -> Result<String> {

@@ -91,7 +91,7 @@ pub fn split_prompts(
 }
 
 /// Rows of a decode step from which Hopper's kernel wins: below, its shared memory keeps it from starting early. Beside
-/// prompts nothing starts early. For heads of 256 also those from which one block a multiprocessor is too few.
+/// prompts nothing starts early.
 const MANY_ROWS: usize = 17;
 
 /// Decode attention of one kind: as a step with prompts needs it, and with norm and rotation inside.
@@ -104,15 +104,15 @@ pub struct DecodeKernels {
 }
 
 impl DecodeKernels {
-    /// `flag`: what the source has beside ROPE.
+    /// `flags`: what the source has beside ROPE.
     fn compile(
         compiler: &mut Compiler<'_>,
         source: Source,
-        flag: (&'static str, usize),
+        flags: &[(&'static str, usize)],
         (threads, shared_bytes, blocks_per_multiprocessor): (u32, u32, u32),
     ) -> Result<Self, BackendError> {
         let mut kernel = |rope| {
-            let kernel = compiler.kernel(source, &[("ROPE", rope), flag])?;
+            let kernel = compiler.kernel(source, &[&[("ROPE", rope)], flags].concat())?;
             kernel.allow_shared(shared_bytes)?;
             Ok::<_, BackendError>(kernel)
         };
@@ -141,13 +141,15 @@ impl Decode {
         let mut in_registers = |in_shared: bool| {
             let shared = if in_shared { SPLIT * 2 * shape.head_dim * 2 } else { 0 };
             let blocks = if in_shared { 1 } else { 4 };
-            let flag = ("IN_SHARED", usize::from(in_shared));
-            DecodeKernels::compile(compiler, kernels::ATTEND_DECODE, flag, (128, shared as u32, blocks))
+            let flags = [("IN_SHARED", usize::from(in_shared))];
+            DecodeKernels::compile(compiler, kernels::ATTEND_DECODE, &flags, (128, shared as u32, blocks))
         };
         let few = in_registers(large)?;
         let many = match hopper_ring(shape).filter(|_| hopper) {
-            Some((slots, shared)) => {
-                DecodeKernels::compile(compiler, kernels::ATTEND_DECODE_SM90, ("SLOTS", slots), (288, shared, 1))?
+            Some(ring) => {
+                let flags = [("SLOTS", ring.slots), ("SUM_PARTS", ring.sum_parts)];
+                let size = (RING_THREADS, ring.shared_bytes, 1);
+                DecodeKernels::compile(compiler, kernels::ATTEND_DECODE_SM90, &flags, size)?
             }
             None => in_registers(false)?,
         };
@@ -160,18 +162,29 @@ impl Decode {
     }
 }
 
-/// Keys or values of pages on their way in a block of Hopper's decode attention: those of a work item of either team. More
-/// changed nothing, and with fewer a slot would not belong to one team.
-const RING_SLOTS: usize = 2 * 2 * SPLIT / PAGE_TOKENS as usize;
+/// Teams of a block of Hopper's decode attention, and its threads with those that copy.
+const RING_TEAMS: usize = 2;
+const RING_THREADS: u32 = 384;
 
-/// The slots of Hopper's decode attention and its shared memory, where they fit: not for heads of 256.
-fn hopper_ring(shape: &AttentionShape) -> Option<(usize, u32)> {
+/// Of Hopper's decode attention: keys or values of a page that a team has on their way, and the parts in which the sums of its
+/// warps are added.
+struct HopperRing {
+    slots: usize,
+    sum_parts: usize,
+    shared_bytes: u32,
+}
+
+/// The largest ring that fits, up to all of a work item: more changed nothing.
+fn hopper_ring(shape: &AttentionShape) -> Option<HopperRing> {
     let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
-    // Sums and maxima of four warps, and fresh heads, for two teams.
-    let team = (4 * group * (dim * 4 + 8) + (group + 2) * (dim + 8) * 2).next_multiple_of(16);
-    // A slot has two barriers.
-    let bytes = RING_SLOTS * (PAGE_TOKENS as usize * dim * 2 + 16) + 2 * team;
-    (bytes <= HOPPER_SHARED_MAX).then_some((RING_SLOTS, bytes as u32))
+    let fits = |(slots, sum_parts): (usize, usize)| {
+        // Sums and maxima of four warps, and fresh heads.
+        let team = (4 * group * (dim / sum_parts * 4 + 8) + (group + 2) * (dim + 8) * 2).next_multiple_of(16);
+        // A slot has two barriers.
+        let bytes = RING_TEAMS * (slots * (PAGE_TOKENS as usize * dim * 2 + 16) + team);
+        (bytes <= HOPPER_SHARED_MAX).then_some(HopperRing { slots, sum_parts, shared_bytes: bytes as u32 })
+    };
+    [(2 * SPLIT / PAGE_TOKENS as usize, 1), (3, 1), (3, 2)].into_iter().find_map(fits)
 }
 
 /// The maps of every layer, where the kernel finds them.

@@ -1,11 +1,15 @@
 // Attention of one query token per seat on Hopper: the work of attend_decode.cu, item by item to the same bits.
 //
-// Items pass through a ring of SLOTS in shared memory, each for the keys or the values of a page: one thread copies them in
-// bulk as they fall free while two teams of four warps take turns at the items, so that memory never waits for arithmetic.
-// A page of one head lies in memory as K [64, HEAD_DIM] and V transposed [HEAD_DIM, 64], and is copied as it lies. An item
-// has its pages' keys, then their values; what a short one leaves empty is passed on empty. SLOTS is a multiple of what the
-// teams' items have at once: a team then waits only for slots that it has emptied itself. A wait for a slot's next tenant
-// would otherwise be over at once while the other team's has not even come.
+// Two teams of four warps take items in turn. Each has a ring of SLOTS in shared memory, for the keys or the values of a page,
+// and a fifth warp that copies them in bulk as slots fall free, so that memory never waits for arithmetic. A page of one head
+// lies in memory as K [64, HEAD_DIM] and V transposed [HEAD_DIM, 64], and is copied as it lies. An item has its pages' keys,
+// then their values; what a short one leaves empty is passed on empty.
+//
+// A wait on a barrier tells phases apart by their parity alone: for a slot's next tenant it would be over at once while the one
+// before has not even come. A warp therefore waits first, as the copying one does, until that one has been let go; those
+// before it are of an item that the team has ended.
+//
+// SUM_PARTS: in so many parts the sums of the warps are added, where there is no room for all.
 //
 // Build flag ROPE = 1: the rows come as the product left them; norm and rotation of the group's queries happen here, and
 // whoever has the last split also does the new key and value and writes them into the page (see rope_kv.cu).
@@ -16,15 +20,17 @@
 #define TILES (HEAD_DIM / 8)
 #define WARPS 4
 #define TEAMS 2
+#define THREADS (3 * WARPS * WARP)  // two teams, and their copying warps among four that give their registers away
 #define PITCH (HEAD_DIM + 8)  // padded against bank conflicts
 #define SLOT_BYTES (PAGE * HEAD_DIM * 2)
 #define PAGES (SPLIT / PAGE)
-static_assert(SLOTS % (TEAMS * 2 * PAGES) == 0, "a slot belongs to one team");
+static_assert(2 * SLOTS >= 2 * PAGES + 2, "a slot's last tenant but one is of an earlier item");
+#define SUM_DIM (HEAD_DIM / SUM_PARTS)
 // Heads that a warp prepares: of the group's queries, then the new key and value.
 #define UNITS ((GROUP + 2 + WARPS - 1) / WARPS)
 
 struct __align__(16) Team {
-    float sums[WARPS][GROUP][HEAD_DIM];
+    float sums[WARPS][GROUP][SUM_DIM];
     float2 ml[WARPS][GROUP];
     u16 fresh[GROUP + 2][PITCH];  // queries, then the new key and value
 };
@@ -38,24 +44,29 @@ __device__ __forceinline__ U4 load_shared16(u32 from) {
     return v;
 }
 
-extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attend_decode_sm90(float *part_o, float2 *part_ml, const u16 *qkv, u16 *kv, const StepInfo *step, const RunInfo *runs,
                        const int4 *items, const int *page_table, int table_width, float scale_log2, const u16 *q_norm,
                        const u16 *k_norm, const float2 *rotation, float eps) {
-    extern __shared__ __align__(128) u8 shared[];  // [SLOTS], teams, barriers
-    Team *teams = (Team *)(shared + SLOTS * SLOT_BYTES);
-    u32 barriers = shared_address(teams + TEAMS);
-    // Of an item's slot 0 to 2 PAGES - 1.
+    extern __shared__ __align__(128) u8 shared[];  // [TEAMS][SLOTS], teams, barriers
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    int number = warp / WARPS < TEAMS ? warp / WARPS : warp % TEAMS;
+    Team &team = ((Team *)(shared + TEAMS * SLOTS * SLOT_BYTES))[number];
+    u8 *ring = shared + number * SLOTS * SLOT_BYTES;
+    u32 all_barriers = shared_address((Team *)(shared + TEAMS * SLOTS * SLOT_BYTES) + TEAMS), barriers = all_barriers + number * 16 * SLOTS;
+    // Of the team's n-th item part 0 to 2 PAGES - 1.
     auto slot_of = [](int n, int i) { return (u32)(n * 2 * PAGES + i) % SLOTS; };
     auto parity_of = [](int n, int i) { return (u32)(n * 2 * PAGES + i) / SLOTS & 1; };
     auto full = [&](int n, int i) { return barriers + 8 * slot_of(n, i); };
     auto free = [&](int n, int i) { return barriers + 8 * (SLOTS + slot_of(n, i)); };
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    auto place = [&](int n, int i) { return ring + slot_of(n, i) * SLOT_BYTES; };
+    auto wait_free = [&](int n, int i) { barrier_wait(free(n, i), parity_of(n, i) ^ 1); };
+    auto wait_full = [&](int n, int i) {
+        if (SLOTS % (2 * PAGES) != 0) wait_free(n, i);
+        barrier_wait(full(n, i), parity_of(n, i));
+    };
     if (threadIdx.x == 0) {
-        for (int s = 0; s < SLOTS; s++) {
-            barrier_init(barriers + 8 * s, 1);
-            barrier_init(barriers + 8 * (SLOTS + s), PAGE / 32);
-        }
+        for (int s = 0; s < TEAMS * 2 * SLOTS; s++) barrier_init(all_barriers + 8 * s, s / SLOTS % 2 == 0 ? 1 : PAGE / 32);
         barriers_ready();
     }
     __syncthreads();
@@ -65,9 +76,10 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
 #endif
     // With ROPE the lists and the pages' earlier keys were complete two kernels ago: they are read before the wait.
     int total = step->decode_items;
-    if (warp == TEAMS * WARPS) {
-        if (lane != 0) return;
-        for (int item = blockIdx.x, n = 0; item < total; item += gridDim.x, n++) {
+    if (warp / WARPS == TEAMS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp % WARPS >= TEAMS || lane != 0) return;
+        for (int item = blockIdx.x + number * gridDim.x, n = 0; item < total; item += TEAMS * gridDim.x, n++) {
             int4 work = items[item];
             RunInfo run = runs[work.x];
             int keys = min(SPLIT, run.end - work.z * SPLIT), pages = (keys + PAGE - 1) / PAGE;
@@ -81,20 +93,19 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
 #pragma unroll
             for (int i = 0; i < 2 * PAGES; i++) {
                 int p = i % PAGES;
-                barrier_wait(free(n, i), parity_of(n, i) ^ 1);
+                wait_free(n, i);
                 if (p >= pages) {
                     barrier_arrive(full(n, i));
                     continue;
                 }
                 u32 bytes = i >= PAGES || p + 1 < pages ? SLOT_BYTES : rest * HEAD_DIM * 2;
                 barrier_expect(full(n, i), bytes);
-                copy_bulk(shared_address(shared) + slot_of(n, i) * SLOT_BYTES, from[p] + i / PAGES * SLOT_BYTES, bytes, full(n, i));
+                copy_bulk(shared_address(place(n, i)), from[p] + i / PAGES * SLOT_BYTES, bytes, full(n, i));
             }
         }
         return;
     }
-    int number = warp / WARPS;
-    Team &team = teams[number];
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     warp %= WARPS;
     auto team_sync = [&]() { asm volatile("bar.sync %0, %1;" ::"r"(1 + number), "n"(WARPS * WARP) : "memory"); };
     bool holds = lane * PAIRS < HEAD_DIM / 2;
@@ -109,7 +120,7 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
     }
     bool waited = false;
 #endif
-    for (int item = blockIdx.x + number * gridDim.x, n = number; item < total; item += TEAMS * gridDim.x, n += TEAMS) {
+    for (int item = blockIdx.x + number * gridDim.x, n = 0; item < total; item += TEAMS * gridDim.x, n++) {
         int4 work = items[item];
         RunInfo run = runs[work.x];
         int key0 = work.z * SPLIT + warp * 32, newest = run.end - 1;
@@ -148,21 +159,20 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
             store_pairs(&team.fresh[unit][j0 + HEAD_DIM / 2], hi[u]);
         }
         team_sync();
-        if (writes) {
-            int page = page_table[(long long)run.seat * table_width + newest / PAGE], place = newest % PAGE;
-            int k_slot = newest % SPLIT / PAGE, v_slot = PAGES + k_slot;
-            u16 *far = kv + ((long long)page * KV_HEADS + work.y) * 2 * PAGE * HEAD_DIM;
-            u16 *keys = (u16 *)(shared + slot_of(n, k_slot) * SLOT_BYTES), *values = (u16 *)(shared + slot_of(n, v_slot) * SLOT_BYTES);
-            barrier_wait(full(n, k_slot), parity_of(n, k_slot));
-            barrier_wait(full(n, v_slot), parity_of(n, v_slot));
-            for (int d = threadIdx.x % (WARPS * WARP); d < HEAD_DIM; d += WARPS * WARP) {
-                far[place * HEAD_DIM + d] = keys[place * HEAD_DIM + d] = team.fresh[GROUP][d];
-                far[PAGE * HEAD_DIM + d * PAGE + place] = values[d * PAGE + place] = team.fresh[GROUP + 1][d];
-            }
+        int new_page = writes ? page_table[(long long)run.seat * table_width + newest / PAGE] : 0, new_place = newest % PAGE;
+        u16 *far = kv + ((long long)new_page * KV_HEADS + work.y) * 2 * PAGE * HEAD_DIM;
+        // The new key or value comes to the page that lies here and to the one in memory.
+        auto put_new = [&](int i, int head, int first, int step) {
+            wait_full(n, i);
+            u16 *here = (u16 *)place(n, i), *there = far + i / PAGES * PAGE * HEAD_DIM;
+            for (int d = threadIdx.x % (WARPS * WARP); d < HEAD_DIM; d += WARPS * WARP)
+                there[first + d * step] = here[first + d * step] = team.fresh[head][d];
             // A slot's next tenant comes by the copy engine.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             team_sync();
-        }
+        };
+        int new_slot = newest % SPLIT / PAGE;
+        if (writes) put_new(new_slot, GROUP, new_place * HEAD_DIM, 1);
         float score[4][4];
 #pragma unroll
         for (int j = 0; j < 4; j++)
@@ -180,9 +190,9 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
             if (lane == 0) barrier_arrive(free(n, i));
         };
         u32 p[4][2];
-        barrier_wait(full(n, k_slot), parity_of(n, k_slot));
+        wait_full(n, k_slot);
         if (live) {
-            u32 keys = shared_address(shared) + slot_of(n, k_slot) * SLOT_BYTES;
+            u32 keys = shared_address(place(n, k_slot));
             keys += (warp * 32 % PAGE + 8 * (g / 2) + g % 2) * HEAD_DIM * 2 + 16 * t;
             u32 queries = shared_address(&team.fresh[0][0]) + 16 * t;
 #pragma unroll
@@ -227,9 +237,10 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
             sum1 += __shfl_xor_sync(FULL, sum1, 1);
             sum1 += __shfl_xor_sync(FULL, sum1, 2);
         }
-        barrier_wait(full(n, v_slot), parity_of(n, v_slot));
+        if (writes) put_new(PAGES + new_slot, GROUP + 1, new_place, PAGE);
+        wait_full(n, v_slot);
         if (live) {
-            u32 values = shared_address(shared) + slot_of(n, v_slot) * SLOT_BYTES + warp * 32 % PAGE * 2 + 16 * t;
+            u32 values = shared_address(place(n, v_slot)) + warp * 32 % PAGE * 2 + 16 * t;
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
                 U4 v = load_shared16(values + (8 * i + g) * PAGE * 2);
@@ -238,32 +249,37 @@ extern "C" __global__ void __launch_bounds__((TEAMS * WARPS + 1) * WARP, 1)
             }
         }
         release(v_slot);
-        if (g < GROUP) {
+        constexpr int PART_TILES = TILES / SUM_PARTS;
 #pragma unroll
-            for (int i = 0; i < TILES; i++)
-                *(float2 *)&team.sums[warp][g][8 * i + 2 * t] = make_float2(o[i][0], o[i][1]);
-            if (t == 0) team.ml[warp][g] = make_float2(max0, sum0);
-        }
-        // Said so that sums of the other rows need no registers.
-        if (GROUP > 8 && g + 8 < GROUP) {
+        for (int part = 0; part < SUM_PARTS; part++) {
+            if (part > 0) team_sync();  // the part before is read
+            if (g < GROUP) {
 #pragma unroll
-            for (int i = 0; i < TILES; i++)
-                *(float2 *)&team.sums[warp][(g + 8) % GROUP][8 * i + 2 * t] = make_float2(o[i][2], o[i][3]);
-            if (t == 0) team.ml[warp][(g + 8) % GROUP] = make_float2(max1, sum1);
-        }
-        team_sync();
-        for (int i = threadIdx.x % (WARPS * WARP); i < GROUP * HEAD_DIM; i += WARPS * WARP) {
-            int r = i / HEAD_DIM, d = i % HEAD_DIM;
-            float top = fmaxf(fmaxf(team.ml[0][r].x, team.ml[1][r].x), fmaxf(team.ml[2][r].x, team.ml[3][r].x));
-            float sum = 0.f, y = 0.f;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) {
-                float f = team.ml[w][r].x == NEG_INF ? 0.f : exp2f(team.ml[w][r].x - top);
-                sum += f * team.ml[w][r].y;
-                y += f * team.sums[w][r][d];
+                for (int i = 0; i < PART_TILES; i++)
+                    *(float2 *)&team.sums[warp][g][8 * i + 2 * t] = make_float2(o[part * PART_TILES + i][0], o[part * PART_TILES + i][1]);
+                if (t == 0) team.ml[warp][g] = make_float2(max0, sum0);
             }
-            part_o[((long long)work.w * GROUP + r) * HEAD_DIM + d] = y;
-            if (d == 0) part_ml[(long long)work.w * GROUP + r] = make_float2(top, sum);
+            // Said so that sums of the other rows need no registers.
+            if (GROUP > 8 && g + 8 < GROUP) {
+#pragma unroll
+                for (int i = 0; i < PART_TILES; i++)
+                    *(float2 *)&team.sums[warp][(g + 8) % GROUP][8 * i + 2 * t] = make_float2(o[part * PART_TILES + i][2], o[part * PART_TILES + i][3]);
+                if (t == 0) team.ml[warp][(g + 8) % GROUP] = make_float2(max1, sum1);
+            }
+            team_sync();
+            for (int i = threadIdx.x % (WARPS * WARP); i < GROUP * SUM_DIM; i += WARPS * WARP) {
+                int r = i / SUM_DIM, d = i % SUM_DIM;
+                float top = fmaxf(fmaxf(team.ml[0][r].x, team.ml[1][r].x), fmaxf(team.ml[2][r].x, team.ml[3][r].x));
+                float sum = 0.f, y = 0.f;
+#pragma unroll
+                for (int w = 0; w < WARPS; w++) {
+                    float f = team.ml[w][r].x == NEG_INF ? 0.f : exp2f(team.ml[w][r].x - top);
+                    sum += f * team.ml[w][r].y;
+                    y += f * team.sums[w][r][d];
+                }
+                part_o[((long long)work.w * GROUP + r) * HEAD_DIM + part * SUM_DIM + d] = y;
+                if (part == 0 && d == 0) part_ml[(long long)work.w * GROUP + r] = make_float2(top, sum);
+            }
         }
     }
 #if ROPE

@@ -146,21 +146,26 @@ def same(*results):
     assert all(np.array_equal(a, b) for other in results[1:] for a, b in zip(results[0], other)), "other bits"
 
 
+def ring_bytes(group, dim, slots, parts):
+    """Of Hopper's decode attention: rings, and what belongs to a team."""
+    team = (4 * group * (dim // parts * 4 + 8) + (group + 2) * (dim + 8) * 2 + 15) // 16 * 16
+    return 2 * (slots * (PAGE * dim * 2 + 16) + team)
+
+
 @check
 def decode_attention_of_heads_of_128():
     """Hopper's ring gives the bits of the kernel of few rows."""
     run = decode_case(4, 2, 128, 128, False, [1, 300, 70, 128, 129, 260])
-    team = (4 * 2 * (128 * 4 + 8) + (2 + 2) * (128 + 8) * 2 + 15) // 16 * 16
-    ring = 8 * (PAGE * 128 * 2 + 16) + 2 * team
     few = run("attend_decode", 3, 128, 0, 1, IN_SHARED=0)
-    same(few, *(run("attend_decode_sm90", 2, 288, ring, seed, SLOTS=8) for seed in (1, 2)))
+    same(few, *(run("attend_decode_sm90", 2, 384, ring_bytes(2, 128, 4, 1), seed, SLOTS=4, SUM_PARTS=1) for seed in (1, 2)))
 
 
 @check
 def decode_attention_of_gated_heads_of_256():
     run = decode_case(4, 2, 256, 64, True, [1, 300, 70, 128, 129])
     same(run("attend_decode", 3, 128, 0, 1, IN_SHARED=0),
-         *(run("attend_decode", 3, 128, 2 * SPLIT * 256 * 2, seed, IN_SHARED=1) for seed in (1, 2)))
+         *(run("attend_decode", 3, 128, 2 * SPLIT * 256 * 2, seed, IN_SHARED=1) for seed in (1, 2)),
+         *(run("attend_decode_sm90", 2, 384, ring_bytes(2, 256, 3, 2), seed, SLOTS=3, SUM_PARTS=2) for seed in (1, 2, 3, 4)))
 
 
 @check

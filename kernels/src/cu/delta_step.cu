@@ -17,10 +17,11 @@
 #define LANE_KEYS (KEY_DIM / WARP)
 #define WARP_VALUES (VALUE_DIM / 8)
 #define THREADS 256
+#define AT_ONCE (STATE16 ? 8 : 16)  // values whose sums are in registers; states in 16 bits also wait there as they lie
 
 // Sums 2 O numbers over 2 O lanes, each of which keeps one half and gives the other away. A template, for a loop whose
 // bound is another loop's variable stays one, and the numbers then lie in memory.
-template <int O> __device__ __forceinline__ void fold(float (&x)[32]) {
+template <int O> __device__ __forceinline__ void fold(float (&x)[2 * AT_ONCE]) {
     bool high = threadIdx.x & O;
 #pragma unroll
     for (int i = 0; i < O; i++) {
@@ -29,21 +30,23 @@ template <int O> __device__ __forceinline__ void fold(float (&x)[32]) {
     }
     if constexpr (O > 1) fold<O / 2>(x);
 }
-// Sums 32 numbers over the lanes; lane l gets the sum of number l.
-__device__ __forceinline__ float transposed_sums(float (&x)[32]) {
-    fold<16>(x);
-    return x[0];
+// Sums 2 AT_ONCE numbers over the lanes; lane l gets the sum of number l modulo them.
+__device__ __forceinline__ float transposed_sums(float (&x)[2 * AT_ONCE]) {
+    fold<AT_ONCE>(x);
+    return AT_ONCE == 16 ? x[0] : x[0] + __shfl_xor_sync(FULL, x[0], 16);
 }
 
-// A lane's keys of one value: 4 to 16 bytes.
-__device__ __forceinline__ void fetch_keys(StateValue *to, const StateValue *from) {
-    constexpr int BYTES = LANE_KEYS * sizeof(StateValue);
-    if (BYTES == 16) copy_async16(shared_address(to), from);
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES));
-}
+// A lane's keys of one value, as they lie in memory.
+struct __align__(LANE_KEYS * sizeof(StateValue)) Keys {
+    u32 words[LANE_KEYS * sizeof(StateValue) / 4];
+    __device__ __forceinline__ float operator[](int j) const {
+        if (!STATE16) return __uint_as_float(words[j]);
+        return __uint_as_float(j % 2 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16);
+    }
+};
 
-// kept * s + of * k, where the lane's keys of a value lie.
-__device__ __forceinline__ void store_keys(StateValue *to, const float (&s)[LANE_KEYS], float kept, float of, const float (&k)[LANE_KEYS]) {
+// kept * s + of * k
+__device__ __forceinline__ void store_keys(StateValue *to, const Keys &s, float kept, float of, const float (&k)[LANE_KEYS]) {
     struct __align__(LANE_KEYS * sizeof(StateValue)) {
         StateValue x[LANE_KEYS];
     } keys;
@@ -77,16 +80,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     delta_step(u16 *attended, const u16 *mix, int mix_width, const u16 *gates, int gates_width, StateValue *states, u16 *rings,
                const float *taps, const float *decay, const float *bias, const float *norm, const StepInfo *step,
                const RunInfo *runs, float eps) {
-    extern __shared__ __align__(16) StateValue coming[];  // [WARP_VALUES][THREADS][LANE_KEYS], then the inputs
+    extern __shared__ __align__(16) StateValue coming[];  // [VALUE_DIM][KEY_DIM], then the inputs
     __shared__ float qkv[HEAD_CHANNELS], o[VALUE_DIM], partial[8];
-    Inputs &inputs = *(Inputs *)(coming + WARP_VALUES * THREADS * LANE_KEYS);
+    Inputs &inputs = *(Inputs *)(coming + VALUE_DIM * KEY_DIM);
     const float *q = qkv, *k = qkv + KEY_DIM, *v = qkv + 2 * KEY_DIM;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     // The runs were complete long before the previous kernel, and so was the last writer of this layer's state.
     int items = step->runs * VALUE_HEADS;
     auto state_of = [&](const RunInfo &run, int head) {
-        return states + (((long long)run.seat * VALUE_HEADS + head) * VALUE_DIM + warp * WARP_VALUES) * KEY_DIM + lane * LANE_KEYS;
+        return states + ((long long)run.seat * VALUE_HEADS + head) * VALUE_DIM * KEY_DIM;
     };
+    int own = warp * WARP_VALUES * KEY_DIM + lane * LANE_KEYS;  // where this lane's keys of the warp's first value lie
     auto next_of = [&](int item) {
         while (item < items && !recurs(runs[item / VALUE_HEADS])) item += gridDim.x;
         return item;
@@ -100,8 +104,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         const RunInfo &run = runs[item / VALUE_HEADS];
         int head = item % VALUE_HEADS, position = run.end - 1;
         const StateValue *from = state_of(run, head);
+        constexpr int PIECE = 16 / sizeof(StateValue);
 #pragma unroll
-        for (int i = 0; i < WARP_VALUES; i++) fetch_keys(coming + (i * THREADS + threadIdx.x) * LANE_KEYS, from + i * KEY_DIM);
+        for (int i = 0; i < VALUE_DIM * KEY_DIM / (PIECE * THREADS); i++) {
+            int at = (i * THREADS + threadIdx.x) * PIECE;
+            copy_async16(shared_address(coming + at), from + at);
+        }
         for (int i = threadIdx.x; i < HEAD_CHANNELS; i += THREADS)
             copy_async16(shared_address(inputs.taps[i]), taps + channel_of(head, i) * 4);
         const u16 *ring = rings + (long long)run.seat * 4 * CHANNELS;
@@ -135,15 +143,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     while (item < items) {
         RunInfo run = runs[item / VALUE_HEADS];
         int head = item % VALUE_HEADS, position = run.end - 1;
-        StateValue *state = state_of(run, head);
-        float s[WARP_VALUES][LANE_KEYS];
+        StateValue *state = state_of(run, head) + own;
+        Keys s[WARP_VALUES];
         copy_async_wait<0>();
         __syncthreads();  // everybody's copies; qkv and o are free
 #pragma unroll
-        for (int i = 0; i < WARP_VALUES; i++)
-#pragma unroll
-            for (int j = 0; j < LANE_KEYS; j++)
-                s[i][j] = position > 0 ? from_state(coming[(i * THREADS + threadIdx.x) * LANE_KEYS + j]) : 0.f;
+        for (int i = 0; i < WARP_VALUES; i++) {
+            s[i] = *(const Keys *)(coming + own + i * KEY_DIM);
+            if (position == 0) s[i] = Keys{};
+        }
         u16 *newest = rings + ((long long)run.seat * 4 + (position & 3)) * CHANNELS;
         for (int i = threadIdx.x; i < HEAD_CHANNELS; i += THREADS) {
             u16 now = inputs.row[i];
@@ -182,29 +190,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         }
         qk = warp_sum(qk);
 #pragma unroll
-        for (int half = 0; half < WARP_VALUES; half += 16) {
-            // Numbers 0 to 15: S k; 16 to 31: S q.
-            float sums[32];
+        for (int first = 0; first < WARP_VALUES; first += AT_ONCE) {
+            // Numbers 0 to AT_ONCE - 1: S k; behind them S q.
+            float sums[2 * AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < 16; i++) {
-                sums[i] = sums[16 + i] = 0.f;
-                if (half + i < WARP_VALUES)
+            for (int i = 0; i < AT_ONCE; i++) {
+                sums[i] = sums[AT_ONCE + i] = 0.f;
+                if (first + i < WARP_VALUES)
 #pragma unroll
                     for (int j = 0; j < LANE_KEYS; j++) {
-                        sums[i] += s[half + i][j] * ks[j];
-                        sums[16 + i] += s[half + i][j] * qs[j];
+                        sums[i] += s[first + i][j] * ks[j];
+                        sums[AT_ONCE + i] += s[first + i][j] * qs[j];
                     }
             }
-            float sum = transposed_sums(sums), of_q = __shfl_sync(FULL, sum, 16 + lane % 16);
-            int at = warp * WARP_VALUES + half + lane % 16;
-            bool live = lane < 16 && half + lane < WARP_VALUES;
+            float sum = transposed_sums(sums), of_q = __shfl_sync(FULL, sum, AT_ONCE + lane % AT_ONCE);
+            int at = warp * WARP_VALUES + first + lane % AT_ONCE;
+            bool live = lane < AT_ONCE && first + lane < WARP_VALUES;
             float d = live ? beta * (v[at] - kept * sum) : 0.f;
             if (live) o[at] = kept * of_q + d * qk;
 #pragma unroll
-            for (int i = 0; i < 16; i++) {
+            for (int i = 0; i < AT_ONCE; i++) {
                 float of_i = __shfl_sync(FULL, d, i);
-                if (half + i < WARP_VALUES)
-                    store_keys(state + (half + i) * KEY_DIM, s[half + i], kept, of_i, ks);
+                if (first + i < WARP_VALUES)
+                    store_keys(state + (first + i) * KEY_DIM, s[first + i], kept, of_i, ks);
             }
         }
         __syncthreads();

@@ -504,6 +504,9 @@ struct SeatState {
 #endif
 
 // A number of the recurrent state: f32, or bf16 with STATE16, whatever the model's type is.
+#ifndef STATE16
+#define STATE16 0
+#endif
 #if STATE16
 typedef u16 StateValue;
 __device__ __forceinline__ float from_state(u16 x) { return __uint_as_float((u32)x << 16); }

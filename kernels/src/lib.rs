@@ -12,8 +12,9 @@ pub struct Source {
 }
 
 /// What kernels may include, by name.
-const HEADERS: [(&str, &str); 5] = [
+const HEADERS: [(&str, &str); 6] = [
     ("prelude.cuh", include_str!("cu/prelude.cuh")),
+    ("integer.cuh", include_str!("cu/integer.cuh")),
     ("near.cuh", include_str!("cu/near.cuh")),
     ("packed.cuh", include_str!("cu/packed.cuh")),
     ("gates.cuh", include_str!("cu/gates.cuh")),

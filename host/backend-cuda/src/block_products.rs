@@ -58,11 +58,19 @@ pub struct Use {
     pub tail: bool,
 }
 
+impl Use {
+    fn new(formats: [Format; 2], epilogue: Epilogue, k: usize) -> Self {
+        Self { formats, mode: epilogue as usize, tail: !k.is_multiple_of(UNIT_COLS) }
+    }
+}
+
 /// What a model's block formats need of kernels.
 #[derive(Default, Debug)]
 pub struct Uses {
     pub few_rows: BTreeSet<Use>,
     pub formats: BTreeSet<Format>,
+    /// One or two rows must have the bits of more: see [`crate::CudaOptions::batch_invariant`].
+    pub invariant: bool,
 }
 
 /// The formats of weights that are to be one matrix; `None`: they are plain floats.
@@ -166,7 +174,7 @@ impl Uses {
             .collect();
         few_rows.extend((1..4).map(|mode| Use { formats: [Format::Q4_K; 2], mode, tail: false }));
         few_rows.insert(Use { formats: [Format::Q4_K, Format::Q6_K], mode: 0, tail: false });
-        Self { few_rows, formats: Format::ALL.into_iter().collect() }
+        Self { few_rows, formats: Format::ALL.into_iter().collect(), invariant: false }
     }
 }
 
@@ -177,17 +185,25 @@ pub const NEAR_NORM_MAX: usize = 10_240;
 /// Blocks of clusters larger than two that a card surely runs at once: some of its groups of multiprocessors are smaller.
 const CLUSTERED_BLOCKS_MAX: usize = 96;
 
-/// Warps of a block, how many such blocks share a multiprocessor, and the units that each warp has on the way. How units
-/// are dealt out follows from it, and so does the order of a sum: it must not depend on the number of rows.
+/// Bytes of a unit of 256 k of a row in whole numbers, beside the words that are multiplied: `integer.cuh`.
+const WHOLE_SUMS_BYTES: usize = 48;
+/// Its words, once for formats whose scales cover 32 k and once for those whose scales cover 16.
+const WHOLE_WORDS_BYTES: usize = 512;
+
+/// How a block's warps take their units. How units are dealt out follows from it, and so does the order of a sum.
 #[derive(Clone, Copy)]
 struct Ring {
     warps: usize,
+    /// Blocks that share a multiprocessor.
     blocks: usize,
+    /// Units that each warp has on the way.
     depth: usize,
     /// Blocks may be clusters, and `x` may be near.
     hopper: bool,
     /// Shared memory of the largest block, in bytes.
     shared_max: usize,
+    /// Products in whole numbers: `x` is near.
+    whole: bool,
 }
 
 impl Ring {
@@ -199,24 +215,40 @@ impl Ring {
             90 | 100 => (16, 1, 2, 227),
             _ => (8, 1, 2, 99),
         };
-        Self { warps, blocks, depth, hopper: arch >= 90, shared_max: shared_kib << 10 }
+        Self { warps, blocks, depth, hopper: arch >= 90, shared_max: shared_kib << 10, whole: false }
+    }
+
+    /// For products in whole numbers, whose loop is short: a third unit a warp, where there is room.
+    fn whole(self) -> Self {
+        let depth = if self.shared_max > 200_000 { 3 } else { self.depth };
+        Self { depth, whole: true, ..self }
     }
 
     fn shared_bytes(self, formats: [Format; 2]) -> usize {
         let slot = formats[0].unit_bytes().max(formats[1].unit_bytes());
         let table = if formats.iter().any(|format| format.has_table()) { 256 * 32 * 4 } else { 0 };
-        // The ring, the decoded scales of a unit, a barrier for each place.
-        table + self.warps * (self.depth * slot + 1024 + (self.depth * 8).next_multiple_of(16))
+        // The decoded scales of a unit, or places for a norm's sums.
+        let scales = if self.whole { 64 } else { 1024 };
+        // The ring, and a barrier for each place.
+        table + self.warps * (self.depth * slot + scales + (self.depth * 8).next_multiple_of(16))
     }
 
-    /// Rows of `x`, each behind some padding, and for two rows at a time the sums of 32.
-    fn near_bytes(m: usize, k: usize) -> usize {
-        m * ((2 * k).next_multiple_of(128) + 64) + k.div_ceil(UNIT_COLS) * 4 * m.div_ceil(2) * 16
+    /// Rows of `x`, each behind some padding, and for two rows at a time the sums of 32; or what they are in whole numbers.
+    fn near_bytes(self, formats: [Format; 2], (m, k): (usize, usize)) -> usize {
+        let units = k.div_ceil(UNIT_COLS);
+        if self.whole {
+            let halves = formats.map(|format| format == Format::Q6_K);
+            let words = usize::from(halves.contains(&false)) + usize::from(halves.contains(&true));
+            return m * units * (words * WHOLE_WORDS_BYTES + WHOLE_SUMS_BYTES);
+        }
+        m * ((2 * k).next_multiple_of(128) + 64) + units * 4 * m.div_ceil(2) * 16
     }
 
-    /// Shared memory of a block that has `m` rows of `k` in it; `None`: they stay where they are.
-    fn near_shared(self, formats: [Format; 2], (m, k): (usize, usize)) -> Option<usize> {
-        let bytes = self.shared_bytes(formats) + Self::near_bytes(m, k);
+    /// Shared memory of a block that has `m` rows of `k` in it and the weight of the norm that they lack, where they do;
+    /// `None`: they stay where they are.
+    fn near_shared(self, formats: [Format; 2], (m, k): (usize, usize), norms: bool) -> Option<usize> {
+        let norm = if norms && self.whole { 2 * k } else { 0 };
+        let bytes = self.shared_bytes(formats) + self.near_bytes(formats, (m, k)) + norm;
         (self.hopper && m <= NEAR_ROWS_MAX && bytes <= self.shared_max).then_some(bytes)
     }
 
@@ -239,9 +271,14 @@ impl Ring {
 struct FewRows {
     /// By token tiles.
     far: [Kernel; 2],
-    /// For a row that is brought to shared memory, and for more: what adds to the residual stream takes them as they are, the
-    /// others norm its rows.
-    near: Option<[Kernel; 2]>,
+    near: Option<Near>,
+}
+
+/// For a row that is brought to shared memory, and for more: what adds to the residual stream takes them as they are, the
+/// others norm its rows.
+struct Near {
+    ring: Ring,
+    kernels: [Kernel; 2],
 }
 
 fn near_norms(mode: usize) -> bool {
@@ -260,7 +297,11 @@ impl BlockKernels {
         let ring = Ring::new(compiler.target.arch);
         let mut few_rows = HashMap::new();
         for &asked in &uses.few_rows {
-            let mut kernel = |tiles: usize, near: usize, one: bool| {
+            // Whole numbers have sums of their own; other forms of one row those of more.
+            let whole = asked.formats.iter().all(|format| format.is_k());
+            let near = ring.hopper && !(whole && uses.invariant);
+            let near_ring = if whole { ring.whole() } else { ring };
+            let mut kernel = |ring: Ring, tiles: usize, near: usize, one: bool| {
                 let flags = [
                     ("NT", tiles),
                     ("TYPE0", asked.formats[0] as usize),
@@ -269,6 +310,7 @@ impl BlockKernels {
                     ("TAIL", usize::from(asked.tail)),
                     ("NEAR", near),
                     ("ONE", usize::from(one)),
+                    ("INTEGER", usize::from(ring.whole)),
                     ("DEPTH", ring.depth),
                     ("WARPS", ring.warps),
                     ("BLOCKS", ring.blocks),
@@ -278,10 +320,13 @@ impl BlockKernels {
                 kernel.allow_shared(most as u32)?;
                 Ok::<_, BackendError>(kernel)
             };
-            let far = [kernel(TILES[0], 0, false)?, kernel(TILES[1], 0, false)?];
-            let near = 1 + usize::from(near_norms(asked.mode));
-            let near = match ring.hopper {
-                true => Some([kernel(TILES[0], near, true)?, kernel(TILES[0], near, false)?]),
+            let far = [kernel(ring, TILES[0], 0, false)?, kernel(ring, TILES[1], 0, false)?];
+            let form = 1 + usize::from(near_norms(asked.mode));
+            let near = match near {
+                true => Some(Near {
+                    ring: near_ring,
+                    kernels: [kernel(near_ring, TILES[0], form, true)?, kernel(near_ring, TILES[0], form, false)?],
+                }),
                 false => None,
             };
             few_rows.insert(asked, FewRows { far, near });
@@ -293,6 +338,20 @@ impl BlockKernels {
             uses.formats.iter().map(|&format| Ok((format, kernel(format)?))).collect::<Result<_, BackendError>>()
         };
         Ok(Self { ring, few_rows, dequantize: all(0)?, embed: all(1)? })
+    }
+
+    fn few_rows(&self, asked: Use) -> Result<&FewRows, BackendError> {
+        self.few_rows.get(&asked).ok_or_else(|| fault("a product", format!("{asked:?} was not compiled")))
+    }
+}
+
+impl FewRows {
+    /// The form for `m` rows that lie in shared memory, how it takes units, and its shared memory; `None`: they stay where
+    /// they are.
+    fn near(&self, asked: Use, (m, k): (usize, usize)) -> Option<(&Kernel, Ring, usize)> {
+        let near = self.near.as_ref()?;
+        let shared = near.ring.near_shared(asked.formats, (m, k), near_norms(asked.mode))?;
+        Some((&near.kernels[usize::from(m > 1)], near.ring, shared))
     }
 }
 
@@ -355,13 +414,14 @@ impl Forward<'_> {
         packed: &Packed,
         (m, n, k): (usize, usize, usize),
     ) -> Result<bool, BackendError> {
-        let ring = self.kernels.products.blocks.ring;
-        let room = |(formats, _): &([Format; 2], _)| ring.near_shared(*formats, (m, k)).is_some();
-        if k > NEAR_NORM_MAX
-            || (epilogue == Epilogue::SiluMul && !packed.gate_up)
-            || !launches(packed.parts.iter().map(|part| part.format)).iter().all(room)
-        {
+        if k > NEAR_NORM_MAX || (epilogue == Epilogue::SiluMul && !packed.gate_up) {
             return Ok(false);
+        }
+        for (formats, _) in launches(packed.parts.iter().map(|part| part.format)) {
+            let asked = Use::new(formats, epilogue, k);
+            if self.kernels.products.blocks.few_rows(asked)?.near(asked, (m, k)).is_none() {
+                return Ok(false);
+            }
         }
         self.few_rows_packed(epilogue, out, self.work.h.pointer, Some(norm), packed, (m, n, k))?;
         Ok(true)
@@ -379,11 +439,8 @@ impl Forward<'_> {
     ) -> Result<(), BackendError> {
         let kernels = &self.kernels.products.blocks;
         for (formats, parts) in launches(packed.parts.iter().map(|part| part.format)) {
-            let asked = Use { formats, mode: epilogue as usize, tail: !k.is_multiple_of(UNIT_COLS) };
-            let kernel = kernels
-                .few_rows
-                .get(&asked)
-                .ok_or_else(|| fault("a product", format!("{asked:?} was not compiled")))?;
+            let asked = Use::new(formats, epilogue, k);
+            let forms = kernels.few_rows(asked)?;
             let (mut words, mut end) = (Vec::with_capacity(3 * PARTS_MAX), 0);
             for index in 0..PARTS_MAX {
                 let part = parts.get(index).map(|&part| &packed.parts[part]);
@@ -393,12 +450,10 @@ impl Forward<'_> {
                 let kind = part.is_some_and(|part| part.format != formats[0]);
                 words.extend([pointer, end as u64 | (rows as u64) << 32, column as u64 | u64::from(kind) << 32]);
             }
-            let ring = kernels.ring;
-            let near = ring.near_shared(formats, (m, k)).filter(|_| norm.is_some() == near_norms(asked.mode));
-            let (kernel, shared) = match (&kernel.near, near) {
-                (Some(near), Some(shared)) => (&near[usize::from(m > 1)], shared),
-                _ => (&kernel.far[tile_of(m)], ring.shared_bytes(formats)),
-            };
+            let (kernel, ring, shared) = forms
+                .near(asked, (m, k))
+                .filter(|_| norm.is_some() == near_norms(asked.mode))
+                .unwrap_or((&forms.far[tile_of(m)], kernels.ring, kernels.ring.shared_bytes(formats)));
             let cluster = ring.cluster(end, self.device.multiprocessors as usize);
             let resident = ring.blocks.min(self.device.shared_per_multiprocessor as usize / (shared + 1024)).max(1);
             let blocks = (end * cluster).min(self.device.multiprocessors as usize * resident / cluster * cluster);

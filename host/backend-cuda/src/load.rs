@@ -83,7 +83,7 @@ pub fn load(
     let (free_at_start, total) = device.memory()?;
     let shape = &spec.attention;
     let fp8 = fp8_scales(spec, options)?;
-    let blocks = Uses::of(spec)?;
+    let blocks = Uses { invariant: cuda.batch_invariant, ..Uses::of(spec)? };
     // Cards before 8.0 have no bf16 products; a checkpoint of f16 would lose mantissa bits in bf16.
     let f16 = device.arch < 80 || embedding_type(spec) == Some(WeightType::F16);
     let target = Target { machine: device.machine, arch: device.arch, f16 };

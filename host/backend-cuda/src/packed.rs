@@ -65,6 +65,11 @@ impl Format {
         matches!(self, Self::IQ4_NL | Self::IQ4_XS)
     }
 
+    /// Codes count from zero or 32, and scales and minima of sub-blocks are whole numbers.
+    pub fn is_k(self) -> bool {
+        matches!(self, Self::Q4_K | Self::Q5_K | Self::Q6_K)
+    }
+
     fn planes(self) -> usize {
         match self {
             Self::Q6_K => 2,
@@ -103,12 +108,13 @@ impl Format {
         cols.div_ceil(UNIT_COLS) * self.unit_bytes()
     }
 
-    /// Where column `col` of a group lies: its lane among the row's four, and its place among the lane's eight.
-    fn place(self, col: usize) -> (usize, usize) {
+    /// Where column `col` of a group lies: its lane among the row's four, the place of its pair among the lane's four, and
+    /// which of the pair it is.
+    fn place(self, col: usize) -> (usize, usize, usize) {
         match self {
-            // One scale covers 16 columns, which is what one matrix instruction takes.
-            Self::Q6_K => (col % 16 / 4, col / 16 * 4 + col % 4),
-            _ => (col / 8, col % 8),
+            // One scale covers 16 columns: a mask leaves those of either half.
+            Self::Q6_K => (col % 16 / 4, col / 16 + col % 4 / 2 * 2, col % 2),
+            _ => (col / 8, col % 8 / 2, col % 2),
         }
     }
 }
@@ -143,25 +149,37 @@ pub fn pack_tile<'a>(format: Format, cols: usize, row: impl Fn(usize) -> Option<
 
 /// Which bit of which word (by its byte) a code's low four bits, or eight, go to.
 fn code_place(format: Format, row: usize, group: usize, col: usize) -> (usize, usize) {
-    let (t, place) = format.place(col);
-    let (lane, pair, odd) = (row % 8 * 4 + t, place / 2, place % 2);
+    let (t, pair, odd) = format.place(col);
+    let lane = row % 8 * 4 + t;
     if format == Format::Q8_0 {
         let n = row / 8 * 4 + pair;
         return ((group * 32 + lane) * 16 + n / 2 * 4, n % 2 * 8 + odd * 16);
     }
     let at = ((group / 2 * 32 + lane) * 2 + group % 2) * 8 + row / 8 * 4;
-    (at, if format.has_table() { (8 * pair + 4 * odd + 7) % 32 } else { 4 * pair + 16 * odd })
+    let bit = match format {
+        _ if format.has_table() => 8 * pair + 4 * odd + 7,
+        Format::Q6_K => 4 * pair + 16 * odd + 2,
+        _ => 4 * pair + 16 * odd,
+    };
+    (at, bit % 32)
 }
 
 /// The same of the bits above the low four.
 fn plane_place(format: Format, row: usize, group: usize, col: usize) -> (usize, usize) {
-    let (t, place) = format.place(col);
-    let (lane, n) = (row % 8 * 4 + t, row / 8 * 4 + place / 2);
+    let (t, pair, odd) = format.place(col);
+    let lane = row % 8 * 4 + t;
+    // In the byte that a mask leaves of the code: a field for its group, row and half of the places.
+    let field = row / 8 * 2 + pair % 2;
     let (word, bit) = match format.planes() {
-        1 => (group / 2, group % 2 * 8 + n),
-        _ => (group, 2 * n),
+        1 => (group / 2, group % 2 * 4 + field),
+        _ => (group, 2 * field),
     };
-    (format.planes_at() + (word / 4 * 32 + lane) * 16 + word % 4 * 4, bit + place % 2 * 16)
+    (format.planes_at() + (word / 4 * 32 + lane) * 16 + word % 4 * 4, pair / 2 * 8 + odd * 16 + bit)
+}
+
+/// The bits of a code above its low four, as planes have them: Q6_K's are codes of signed numbers.
+fn plane_bits(format: Format, code: u8) -> u8 {
+    if format == Format::Q6_K { code >> 4 ^ 2 } else { code >> 4 }
 }
 
 fn pack_codes(format: Format, unit: &mut [u8], row: usize, group: usize, codes: &[u8; 32]) {
@@ -175,7 +193,7 @@ fn pack_codes(format: Format, unit: &mut [u8], row: usize, group: usize, codes: 
         or_word(unit, at, u32::from(code & 15).rotate_left(bit as u32));
         if format.planes() > 0 {
             let (at, bit) = plane_place(format, row, group, col);
-            or_word(unit, at, u32::from(code >> 4) << bit);
+            or_word(unit, at, u32::from(plane_bits(format, code)) << bit);
         }
     }
 }
@@ -186,7 +204,7 @@ fn pack_scales(format: Format, unit: &mut [u8], row: usize, group: usize, block:
     match format {
         Format::Q4_K | Format::Q5_K => {}
         Format::Q6_K => {
-            put(at + 2 * group, &block.subs.map(|sub| sub as u8 ^ 0x80));
+            put(at + 2 * group, &block.subs.map(|sub| sub as u8));
             put(format.supers_at() + 2 * row, &block.d.to_le_bytes());
         }
         Format::IQ4_XS => {
@@ -225,7 +243,7 @@ fn value(format: Format, unit: &[u8], row: usize, group: usize, col: usize) -> f
         0 => 0,
         planes => {
             let (at, bit) = plane_place(format, row, group, col);
-            (word(unit, at) >> bit & ((1 << planes) - 1)) as i16
+            i16::from(plane_bits(format, ((word(unit, at) >> bit & ((1 << planes) - 1)) << 4) as u8))
         }
     };
     let code = low | high << 4;
@@ -243,7 +261,7 @@ fn value(format: Format, unit: &[u8], row: usize, group: usize, col: usize) -> f
             half(scales) * f32::from(scale) * f32::from(code) - half(scales + 2) * f32::from(min)
         }
         Format::Q6_K => {
-            let sub = (unit[scales + 2 * group + col / 16] ^ 0x80) as i8;
+            let sub = unit[scales + 2 * group + col / 16] as i8;
             super_d() * f32::from(sub) * f32::from(code - 32)
         }
         Format::IQ4_NL => d() * f32::from(IQ4[code as usize]),

@@ -15,10 +15,13 @@
 // Build flags: NT = n8 tiles of tokens (m <= 8 NT). TYPE0, TYPE1 = formats of the parts' kinds 0 and 1. MODE = 0 store 16
 // bits, 1 add to the residual, 2 silu(gate) * up where rows 0 to 7 of a tile are gate and 8 to 15 the same rows of up, 3
 // store f32. TAIL = 1: k need not be a multiple of 256. NEAR = 1: x and its sums are brought to shared memory first, by every
-// block; 2: x is the residual stream, and normed on the way. ONE = 1: there is one row. DEPTH. WARPS of a block, BLOCKS of
-// them on a multiprocessor.
+// block; 2: x is the residual stream, and normed on the way. ONE = 1: there is one row. INTEGER = 1: NEAR, and products in
+// whole numbers (integer.cuh). DEPTH. WARPS of a block, BLOCKS of them on a multiprocessor.
 #include "packed.cuh"
 #include "near.cuh"
+#if INTEGER
+#include "integer.cuh"
+#endif
 
 #define PARTS_MAX 4
 #define COLUMNS_STEP (ONE ? 2 : 1)  // of a lane's sums, which lie in two columns
@@ -26,10 +29,18 @@
 #define SLOT SLOT_MAX(Format<TYPE0>::SIZE, Format<TYPE1>::SIZE)
 #define HAS_TABLE (Format<TYPE0>::TABLE || Format<TYPE1>::TABLE)
 #define HAS_MINS (Format<TYPE0>::MINS || Format<TYPE1>::MINS)
-#define SCALES_BYTES (2 * WARP * 16)
+#define SCALES_BYTES (INTEGER ? 64 : 2 * WARP * 16)  // or places for the norm's sums
 #define WARP_BYTES (DEPTH * SLOT + SCALES_BYTES + (DEPTH * 8 + 15) / 16 * 16)
 #define OUTPUTS (MODE == 2 ? TILE / 2 : TILE)  // of a tile
 #define COLUMN (TILE + 1)                      // padded against bank conflicts
+#define UNITS(k) (((k) + UNIT_K - 1) / UNIT_K)
+// Rows of x in shared memory and what belongs to them.
+#if INTEGER
+#define X_ROWS_BYTES(m, k) ((m)*UNITS(k) * X_BYTES)
+#else
+#define ROW_BYTES(k) (((k)*2 + 127) / 128 * 128 + 64)  // columns g and g + 1 lie in other banks
+#define X_ROWS_BYTES(m, k) ((m)*ROW_BYTES(k) + UNITS(k) * (GROUPS / 2) * (((m) + 1) / 2) * 16)
+#endif
 
 #ifndef BULK
 #define BULK (ARCH >= 900)
@@ -187,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
     few_rows_packed(void *out, const u16 *x, const __grid_constant__ Parts parts, int m, int n, int k, const u16 *norm, float eps) {
     extern __shared__ __align__(128) u8 shared[];  // the table, the warps' rings and what belongs to them, x, its sums
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    int tiles = parts.part[PARTS_MAX - 1].end, units = (k + UNIT_K - 1) / UNIT_K;
+    int tiles = parts.part[PARTS_MAX - 1].end, units = UNITS(k);
     u8 *rings = shared + (HAS_TABLE ? TABLE_BYTES : 0), *ring = rings + warp * WARP_BYTES;
     float4 *scales = (float4 *)(ring + DEPTH * SLOT);
     u32 barriers = shared_address(ring) + DEPTH * SLOT + SCALES_BYTES;
@@ -245,9 +256,21 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
     start_next();
     if (HAS_TABLE) fill_table((u32 *)shared);
 #if NEAR == 2
-    U4 weight[PIECES];
+    // The norm's weight waits in registers, or where there are few of them in shared memory behind x: a thread reads what it
+    // has copied itself.
+#if INTEGER
+    u16 *weights = (u16 *)(rings + WARPS * WARP_BYTES + X_ROWS_BYTES(m, k));
 #pragma unroll
-    for (int i = 0; i < PIECES; i++) weight[i] = piece_place(i) < k ? load16(norm + piece_place(i)) : U4{};
+    for (int i = 0; i < PIECES; i++)
+        if (piece_place(i) < k && puts_piece(m, i)) copy_async16(shared_address(weights + piece_place(i)), norm + piece_place(i));
+    copy_async_commit();
+    auto weight = [&](int i) { return piece_place(i) < k ? load16(weights + piece_place(i)) : U4{}; };
+#else
+    U4 weights[PIECES];
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) weights[i] = piece_place(i) < k ? load16(norm + piece_place(i)) : U4{};
+    auto weight = [&](int i) { return weights[i]; };
+#endif
 #endif
     wait_previous();
 
@@ -256,8 +279,12 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
     const float4 *x_sums[NT] = {};
     int sums_stride = 0;
 #if NEAR
-    int row_bytes = (k * 2 + 127) / 128 * 128 + 64, pairs = (m + 1) / 2;  // columns g and g + 1 lie in other banks
     u8 *near = rings + WARPS * WARP_BYTES;
+#if INTEGER
+    int row_bytes = units * X_BYTES;
+    auto put = [&](int token, int place, const U4 &v) { put_x(near + token * row_bytes + place / UNIT_K * X_BYTES, v); };
+#else
+    int row_bytes = ROW_BYTES(k), pairs = (m + 1) / 2;
     float *sums = (float *)(near + m * row_bytes);  // [groups / 2][pairs][2 groups][2 columns]
     auto put = [&](int token, int place, const U4 &v) {
         if (place < k) *(U4 *)(near + token * row_bytes + place * 2) = v;
@@ -270,9 +297,13 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
             if (g == 0) to[2] = of_x[1];
         }
     };
+#endif
 #if NEAR == 2
     // Nobody needs the first warp's scales yet.
-    norm_rows(x, m, k, eps, (float(*)[NORM_WARPS])(rings + DEPTH * SLOT), [&](int i) { return weight[i]; }, put);
+#if INTEGER
+    copy_async_wait<0>();
+#endif
+    norm_rows(x, m, k, eps, (float(*)[NORM_WARPS])(rings + DEPTH * SLOT), weight, put);
 #else
     for (int first = warp; first < units * m; first += PIECES * WARPS) {
         U4 v[PIECES];
@@ -289,12 +320,14 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
     }
 #endif
     __syncthreads();
+#if !INTEGER
 #pragma unroll
     for (int j = 0; j < NT; j++) {
         columns[j] = (const u16 *)(near + min(j * 8 + g, m - 1) * row_bytes) + 8 * t;
         x_sums[j] = (const float4 *)sums + min(j * 4 + t, pairs - 1);
     }
     sums_stride = pairs;
+#endif
 #else
 #pragma unroll
     for (int j = 0; j < NT; j++) columns[j] = x + (long long)min(j * 8 + g, m - 1) * k + 8 * t;
@@ -313,6 +346,9 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
 #pragma unroll
             for (int c = 0; c < 4; c++) acc[j][c] = 0.f;
         unit += stop - at;
+#if INTEGER
+        float parts_of_y[ONE ? 1 : 2][2] = {};  // of rows g and g + 8
+#endif
         for (; at < stop; at++) {
 #if BULK
             barrier_wait(barriers + slot * 8, parity);
@@ -320,6 +356,12 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
             copy_async_wait<DEPTH - 1>();
             __syncwarp();
 #endif
+#if INTEGER
+            const u8 *x_at = near + at * X_BYTES;
+            int stride = m > 1 ? row_bytes : 0;
+            if (first) multiply_whole<TYPE0>(parts_of_y, ring + slot * SLOT, x_at, stride, lane);
+            else multiply_whole<TYPE1>(parts_of_y, ring + slot * SLOT, x_at, stride, lane);
+#else
             const u16 *x_at[NT];
             const float4 *sums_at[NT];
 #pragma unroll
@@ -329,6 +371,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
             }
             if (first) multiply<TYPE0>(acc, ring + slot * SLOT, scales, table, x_at, sums_at, sums_stride, k - at * UNIT_K, lane);
             else multiply<TYPE1>(acc, ring + slot * SLOT, scales, table, x_at, sums_at, sums_stride, k - at * UNIT_K, lane);
+#endif
             __syncwarp();
             request(slot);
             if (++slot == DEPTH) {
@@ -336,6 +379,17 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
                 parity ^= 1;
             }
         }
+#if INTEGER
+        // To where the matrix instruction leaves a row's sums.
+#pragma unroll
+        for (int i = 0; i < (ONE ? 1 : 2); i++)
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                float y = parts_of_y[i][row];
+                y += __shfl_xor_sync(FULL, y, 1);
+                acc[0][row * 2 + i] = y + __shfl_xor_sync(FULL, y, 2);
+            }
+#endif
         if (begin > 0) {
 #pragma unroll
             for (int j = 0; j < NT; j++)

@@ -12,6 +12,12 @@
 // Where this thread's eight values of a piece lie in a row.
 __device__ __forceinline__ int piece_place(int i) { return ((threadIdx.x / WARP % NORM_WARPS + i * NORM_WARPS) * WARP + threadIdx.x % WARP) * 8; }
 
+// Whether this warp puts a piece of a row: a row alone has all warps, each of which sums as if it were one of the first.
+__device__ __forceinline__ bool puts_piece(int m, int i) {
+    constexpr int SHARERS = WARPS / NORM_WARPS;
+    return m > 1 || i % SHARERS == threadIdx.x / WARP / NORM_WARPS;
+}
+
 // Norms `m` rows of up to PIECES NORM_WARPS 256 values, their squares added as rms_norm does. `partial` has m places.
 // `weight(piece)` gives eight of the norm's values; `put(token, place, values)` stores eight of a row, also those of its last
 // 256 that are none. A barrier is left to the caller.
@@ -19,7 +25,7 @@ template <class Weight, class Put>
 __device__ __forceinline__ void norm_rows(const u16 *x, int m, int k, float eps, float (*partial)[NORM_WARPS], Weight weight, Put put) {
     int warp = threadIdx.x / WARP;
     for (int first = 0; first < m; first += WARPS / NORM_WARPS) {
-        int token = first + warp / NORM_WARPS;
+        int token = m > 1 ? first + warp / NORM_WARPS : 0;
         U4 row[PIECES];
         float sum = 0.f;
 #pragma unroll
@@ -38,7 +44,7 @@ __device__ __forceinline__ void norm_rows(const u16 *x, int m, int k, float eps,
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
             // Lanes stay together: a row's last 256 may be fewer.
-            if (piece_place(i) / 256 * 256 >= k) continue;
+            if (piece_place(i) / 256 * 256 >= k || !puts_piece(m, i)) continue;
             U4 g = weight(i), y;
             const u32 *p = (const u32 *)&row[i], *q = (const u32 *)&g;
             u32 *o = (u32 *)&y;

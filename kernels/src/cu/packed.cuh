@@ -6,14 +6,18 @@
 // | section | bytes | holds |
 // |---|---|---|
 // | codes | 2,048, or 4,096 for Q8_0 | what each lane of a warp multiplies, 16 bytes at a time |
-// | planes | 512 for a fifth bit, 1,024 for two more | 64 pairs a lane: bit i of either half is the next bit of pair i (bits 2 i, 2 i + 1) |
+// | planes | 512 for a fifth bit, 1,024 for two more | a word for two groups (two bits: for one) of a lane's rows |
 // | scales | 16 rows of 16, 32 or 8 bytes | eight d, and eight m (f16); or d, dmin and the 12 bytes of Q4_K; or 16 or 8 bytes |
 // | supers | 32 where scales are bytes | f16 d of 16 rows |
 //
 // Lane 4 g + t has rows g and g + 8, as the A operand of the matrix instruction wants them. Of each 32 k it has eight: 8 t
 // to 8 t + 7; where a scale covers 16 k only (Q6_K), 4 t to 4 t + 3 of either half. Neighbouring k are a pair: the low and
-// the high half of a register. 4-bit codes are a word for 32 k of a row: pair i lies at bits 4 i and 16 + 4 i. With a table
-// of values, pair i is a byte, rotated so that the first lies at bit 7. Q8_0: pair i at bits 8 i and 16 + 8 i of two words.
+// the high half of a register. 4-bit codes are a word for 32 k of a row: the pair at place i lies at bits 4 i and 16 + 4 i, so
+// that a mask leaves the bytes of places 0 and 2 (Q6_K: of the first half's pairs), and behind a shift the others; Q6_K's word
+// is turned left by two bits. Further bits lie in the byte of their code, side by side for group, row and place i % 2. With a
+// table of values, pair i is a byte, rotated so that the first lies at bit 7. Q8_0: pair i at bits 8 i and 16 + 8 i of two
+// words. Q6_K's sub-scales are signed bytes, and the highest bit of its codes is inverted.
+#pragma once
 #include "prelude.cuh"
 
 #define UNIT_K 256
@@ -56,6 +60,8 @@ template <int T> struct Format {
     static constexpr bool HALVES = T == Q6_K;
     // Numbers that load_scales has for each group.
     static constexpr int PER_GROUP = MINS || HALVES ? 2 : 1;
+    // Bits by which a word of codes is turned left.
+    static constexpr int TURN = T == Q6_K ? 2 : 0;
     static constexpr int PLANES_AT = BYTES ? 4096 : 2048;
     static constexpr int SCALES_AT = PLANES_AT + 512 * PLANES;
     static constexpr int ROW_SCALES = T == Q4_1 || T == Q5_1 ? 32 : T == IQ4_XS ? 8 : 16;
@@ -63,10 +69,10 @@ template <int T> struct Format {
     static constexpr int SIZE = SUPERS_AT + (T == Q6_K || T == IQ4_XS ? 2 * TILE : 0);
 };
 
-// (word & mask) | BASE_BITS in one instruction: both constants at once are one too many for it.
-__device__ __forceinline__ u32 based(u32 word, u32 mask) {
+// (word & mask) | BITS in one instruction: both constants at once are one too many for it.
+template <u32 BITS = BASE_BITS> __device__ __forceinline__ u32 based(u32 word, u32 mask) {
     u32 base, y;
-    asm("mov.u32 %0, %1;" : "=r"(base) : "n"(BASE_BITS));
+    asm("mov.u32 %0, %1;" : "=r"(base) : "n"(BITS));
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(word), "r"(mask), "r"(base));
     return y;
 }
@@ -128,12 +134,15 @@ template <int T> __device__ __forceinline__ void load_codes(u32 (&pairs)[2][4], 
             pair = *(const u32 *)(table + (index & 0x7f80));
             continue;
         }
-        pair = based(word >> i % 4 * 4, 0x000f000fu);
-        if (F::PLANES == 1) {
-            int at = group % 2 * 8 + i;
-            pair |= (at < 4 ? planes << (4 - at) : planes >> (at - 4)) & 0x00100010u;
-        }
-        if (F::PLANES == 2) pair |= (i < 2 ? planes << (4 - 2 * i) : planes >> (2 * i - 4)) & 0x00300030u;
+        // Pairs of a half lie two places apart.
+        int place = F::HALVES ? i % 4 / 2 + i % 2 * 2 : i % 4;
+        u32 turned = F::TURN ? __funnelshift_r(word, word, 4 * place + F::TURN) : word >> 4 * place;
+        // The bit that is stored inverted.
+        pair = based<BASE_BITS | (F::PLANES == 2 ? 0x00200020u : 0)>(turned, 0x000f000fu);
+        int at = place / 2 * 8 + (F::PLANES == 1 ? group % 2 * 4 + i / 4 * 2 + place % 2 : i / 4 * 4 + place % 2 * 2);
+        u32 further = at < 4 ? planes << (4 - at) : planes >> (at - 4);
+        if (F::PLANES == 1) pair |= further & 0x00100010u;
+        if (F::PLANES == 2) pair ^= further & 0x00300030u;
         if (F::ZERO) pair = half_add(pair, BASE_BITS | SIGN_BITS | F::ZERO << 16 | F::ZERO);
     }
 }
@@ -175,7 +184,7 @@ template <int T> __device__ __forceinline__ void load_scales(float (&to)[4], con
         to[3] = -f16_to_f32(m >> 16);
     } else if (T == Q6_K || T == IQ4_XS) {
         float d = f16_to_f32(*(const u16 *)(unit + F::SUPERS_AT + row * 2));
-        u32 v = *(const u32 *)(from + (T == Q6_K ? (4 * high + at) * 2 : 4 * high));
+        u32 v = T == Q6_K ? *(const u32 *)(from + (4 * high + at) * 2) ^ 0x80808080u : *(const u32 *)(from + 4 * high);
 #pragma unroll
         for (int i = 0; i < 4; i++) to[i] = (byte_float(v, i) - (BYTE_BASE + (T == Q6_K ? 128.f : 32.f))) * d;
     } else {

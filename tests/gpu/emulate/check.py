@@ -296,6 +296,122 @@ def products_of_few_rows():
     few_rows_case(13, 16, 64, 0)
 
 
+# As packed.cuh draws them: bytes of a unit, planes, their place, the scales' place.
+Q4_K, Q5_K, Q6_K = 5, 6, 7
+UNITS = {Q4_K: (2304, 0, 2048, 2048), Q5_K: (2816, 1, 2048, 2560), Q6_K: (3360, 2, 2048, 3072)}
+
+
+def unit_values(kind, unit):
+    """[16, 256]: what the units' random bytes mean."""
+    _, planes, planes_at, scales_at = UNITS[kind]
+    words = unit.view(np.uint32)
+    row, k = np.meshgrid(np.arange(16), np.arange(256), indexing="ij")
+    group, col = k // 32, k % 32
+    if kind == Q6_K:
+        t, pair = col % 16 // 4, col // 16 + col % 4 // 2 * 2
+    else:
+        t, pair = col // 8, col % 8 // 2
+    lane, odd = row % 8 * 4 + t, col % 2
+    bit = (4 * pair + 16 * odd + (2 if kind == Q6_K else 0)) % 32
+    word = words[((group // 2 * 32 + lane) * 2 + group % 2) * 2 + row // 8].astype(np.uint64)
+    code = ((word | word << np.uint64(32)) >> bit.astype(np.uint64)).astype(np.int64) & 15
+    field = row // 8 * 2 + pair % 2
+    if planes == 1:
+        at = group // 2
+        code |= (words[planes_at // 4 + lane * 4 + at] >> (pair // 2 * 8 + odd * 16 + group % 2 * 4 + field) & 1).astype(np.int64) << 4
+    if planes == 2:
+        at = words[planes_at // 4 + (group // 4 * 32 + lane) * 4 + group % 4]
+        code |= ((at >> (pair // 2 * 8 + odd * 16 + 2 * field) & 3) ^ 2).astype(np.int64) << 4
+    scales = unit[scales_at:scales_at + 256].reshape(16, 16)
+    if kind == Q6_K:
+        d = unit[scales_at + 256:scales_at + 288].view(np.float16).astype(np.float64)
+        return d[:, None] * scales.view(np.int8)[row, k // 16] * (code - 32)
+    d, dmin = scales[:, :4].copy().view(np.float16).astype(np.float64).T
+    s = scales[:, 4:].astype(np.int64)
+    low, high = group % 4, group // 4
+    scale = np.where(high, s[row, 8 + low] & 15 | s[row, low] >> 6 << 4, s[row, low] & 63)
+    minimum = np.where(high, s[row, 8 + low] >> 4 | s[row, 4 + low] >> 6 << 4, s[row, 4 + low] & 63)
+    return d[:, None] * scale * code - dmin[:, None] * minimum
+
+
+def packed_matrix(seed, kind, rows, k):
+    """Units of random bytes with sane scales, and their values [rows, k]."""
+    size, _, _, scales_at = UNITS[kind]
+    random = np.random.default_rng(seed)
+    tiles, across = -(-rows // 16), k // 256
+    units = random.integers(0, 256, (tiles, across, size), np.uint8)
+    tiny = random.uniform(0.001, 0.002, (tiles, across, 16, 2)).astype(np.float16)
+    if kind == Q6_K:
+        units[..., scales_at + 256:] = tiny[..., :1].copy().view(np.uint8).reshape(tiles, across, 32)
+    else:
+        units[..., scales_at:scales_at + 256].reshape(tiles, across, 16, 16)[..., :4] = tiny.view(np.uint8)
+    values = np.array([[unit_values(kind, unit) for unit in tile] for tile in units])
+    return units, values.transpose(0, 2, 1, 3).reshape(tiles * 16, k)[:rows]
+
+
+def packed_case(kinds, m, rows, k, mode, near_, integer, warps=4, grid=2):
+    """A part of each kind, `rows` outputs; `near_` as the kernel's NEAR: 2 norms x on its way."""
+    x, norm, before = noise(1, m, k), half(1 + wide(noise(2, k)) / 10), noise(3, m, 2 * sum(rows))
+    x[0, 256:512] = 0
+    x[-1, 7] = half(100.0)
+    matrices = [packed_matrix(4 + i, kind, (2 if mode == 2 else 1) * count, k) for i, (kind, count) in enumerate(zip(kinds, rows))]
+    slot, depth = max(UNITS[kind][0] for kind in kinds), 2
+    ring = depth * slot + (64 if integer else 1024) + 16
+    record = (any(kind != Q6_K for kind in kinds) + any(kind == Q6_K for kind in kinds)) * 512 + 48
+    x_bytes = m * k // 256 * record if integer else m * ((2 * k + 127) // 128 * 128 + 64) + k // 256 * 4 * ((m + 1) // 2) * 16
+    found = []
+    for seed in (1, 2):
+        memory = Memory(1 << 22)
+        n = sum(rows)
+        kind_of_out = np.float32 if mode == 3 else np.uint16
+        out = memory.put(before[:, :n] if mode == 1 else np.full((m, n), 0x7fc0, kind_of_out))
+        parts, end, column = [], 0, 0
+        for i in range(4):
+            if i < len(kinds):
+                units = matrices[i][0]
+                end += len(units)
+                parts += [memory.put(units) & 0xffffffff, 0, end, rows[i], column, int(kinds[i] != kinds[0])]
+                column += rows[i]
+            else:
+                parts += [0, 0, end, 0, 0, 0]
+        flags = dict(TYPE0=kinds[0], TYPE1=kinds[-1], NT=1 if m <= 8 else 2, MODE=mode, TAIL=0, NEAR=near_, ONE=int(m == 1), DEPTH=depth,
+                     WARPS=warps, BLOCKS=1, INTEGER=integer)
+        kernel("few_rows_packed", **flags).run(
+            memory, grid, warps * 32, warps * ring + (x_bytes if near_ else 0) + (2 * k if near_ == 2 and integer else 0),
+            [out, memory.put(x), np.array(parts, np.uint32), np.int32(m), np.int32(n), np.int32(k), memory.put(norm), EPS], seed)
+        found.append(memory.get(out, kind_of_out, m * n).reshape(m, n))
+    same(*([y] for y in found))
+    rows_of_x = wide(x)
+    if near_ == 2:
+        rows_of_x = wide(half(rows_of_x / np.sqrt((rows_of_x ** 2).mean(-1, keepdims=True) + EPS) * wide(norm)))
+    wanted = []
+    for _, values in matrices:
+        y = rows_of_x @ values.T
+        if mode == 2:
+            y = y.reshape(m, -1, 2, 8)
+            y = (silu(y[:, :, 0]) * y[:, :, 1]).reshape(m, -1)
+        wanted.append(y)
+    wanted = np.concatenate(wanted, 1) + (wide(before[:, :n]) if mode == 1 else 0)
+    near(f"{kinds} mode {mode} near {near_} integer {integer}", found[0] if mode == 3 else wide(found[0]), wanted,
+         0.01 if mode < 3 else 1e-4 if integer else 2e-5)
+
+
+@check
+def products_of_block_formats():
+    packed_case([Q5_K], 3, [40], 512, 3, 0, 0)
+    packed_case([Q4_K, Q6_K], 9, [40, 24], 512, 3, 0, 0)
+
+
+@check
+def products_in_whole_numbers():
+    packed_case([Q4_K], 1, [40], 768, 3, 1, 1)
+    packed_case([Q6_K], 1, [40], 768, 3, 1, 1)
+    packed_case([Q5_K], 2, [40], 768, 3, 1, 1)
+    packed_case([Q4_K, Q6_K], 2, [40, 24], 768, 0, 2, 1, warps=16, grid=1)
+    packed_case([Q6_K], 2, [24], 768, 1, 1, 1)
+    packed_case([Q4_K], 1, [24], 768, 2, 2, 1, warps=16, grid=2)
+
+
 # --- the delta rule -------------------------------------------------------------------------------------------------------
 
 

@@ -313,7 +313,9 @@ class Kernel:
         if text in self.params:
             number = np.full(32, PARAM_BASE + self.params[text][0], np.uint64)
             return lambda w: number
-        return lambda w: w.registers[text]
+        # What was never written is noise.
+        noise = np.full(32, np.iinfo(U[max(bits, 8)]).max // 3, U[max(bits, 8)])
+        return lambda w: w.registers.get(text, noise)
 
     def store(self, w, mask, name, value):
         if name == "_":
@@ -499,6 +501,14 @@ class Kernel:
         return self.simple(ops, words[-1], np.fmin if words[-1] == "f32" else np.minimum, words[-1] == "f32")
 
     def do_max(self, words, ops):
+        if words[-1] == "u16x2":
+            a, b = (self.value(op, 32) for op in ops[1:])
+
+            def run(w, on):
+                halves = np.maximum(a(w).astype(np.uint32).view(np.uint16), b(w).astype(np.uint32).view(np.uint16))
+                self.store(w, on, ops[0], halves.view(np.uint32))
+
+            return run
         return self.simple(ops, words[-1], np.fmax if words[-1] == "f32" else np.maximum, words[-1] == "f32")
 
     def do_neg(self, words, ops):
@@ -549,6 +559,19 @@ class Kernel:
             x = a(w).astype(U[bits]).view(kinds[bits])
             y = function(x, n(w).astype(kinds[bits]), kinds[bits](bits)).astype(kinds[bits])
             self.store(w, on, ops[0], y.view(U[bits]))
+
+        return run
+
+    def do_shf(self, words, ops):
+        low, high, by = (self.value(op, 32) for op in ops[1:])
+        if words[2] != "wrap":
+            raise Fault(f"`{'.'.join(words)}` is not known here")
+
+        def run(w, on):
+            both = low(w).astype(np.uint64) | high(w).astype(np.uint64) << np.uint64(32)
+            n = by(w).astype(np.uint64) & np.uint64(31)
+            y = both >> n if words[1] == "r" else both << n >> np.uint64(32)
+            self.store(w, on, ops[0], y.astype(np.uint32))
 
         return run
 
@@ -761,6 +784,16 @@ class Kernel:
 
         return run
 
+    def do_redux(self, words, ops):
+        value, function = self.value(ops[1], 32), {"max": np.max, "min": np.min, "add": np.sum}[words[2]]
+        if words[-1] != "u32":
+            raise Fault(f"`{'.'.join(words)}` is not known here")
+
+        def run(w, on):
+            self.store(w, on, ops[0], np.full(32, function(value(w).astype(np.uint32)[on]), np.uint32))
+
+        return run
+
     # --- barriers and copies --------------------------------------------------------------------------------------------
 
     def do_bar(self, words, ops):
@@ -910,6 +943,8 @@ class Kernel:
     # --- products -------------------------------------------------------------------------------------------------------
 
     def do_mma(self, words, ops):
+        if "m16n8k32" in words and words[-1] == "s32":
+            return self.product_of_bytes(words, ops)
         if "m16n8k16" not in words or words[-1] != "f32":
             raise Fault(f"`{'.'.join(words)}` is not known here")
         wide = f32_of_bf16 if words[-2] == "bf16" else lambda x: x.astype(np.uint16).view(np.float16).astype(np.float32)
@@ -934,6 +969,32 @@ class Kernel:
                 D = (A @ B + C).astype(np.float32)
             for i in range(4):
                 self.store(w, on, d[i], D[g + i // 2 * 8, 2 * t + i % 2].view(np.uint32))
+
+        return run
+
+    def product_of_bytes(self, words, ops):
+        kinds = [{"s8": np.int8, "u8": np.uint8}[word] for word in words[-3:-1]]
+        d = self.vector(ops[0])
+        a, b, c = ([self.value(part, 32) for part in self.vector(op)] for op in ops[1:4])
+        g, t = LANES // 4, LANES % 4
+
+        def run(w, on):
+            if not on.all():
+                raise Fault("a product that not all lanes are at")
+            A, B, C = np.zeros((16, 32), np.int64), np.zeros((32, 8), np.int64), np.zeros((16, 8), np.int64)
+            for byte in range(4):
+                part = lambda f, kind: (f(w) >> np.uint32(8 * byte)).astype(np.uint8).view(kind)
+                for i in range(4):
+                    A[g + i % 2 * 8, 4 * t + byte + i // 2 * 16] = part(a[i], kinds[0])
+                for i in range(2):
+                    B[4 * t + byte + i * 16, g] = part(b[i], kinds[1])
+            for i in range(4):
+                C[g + i // 2 * 8, 2 * t + i % 2] = c[i](w).astype(np.uint32).view(np.int32)
+            D = A @ B + C
+            if np.abs(D).max() >= 1 << 31:
+                raise Fault("a sum of whole numbers overflows")
+            for i in range(4):
+                self.store(w, on, d[i], D[g + i // 2 * 8, 2 * t + i % 2].astype(np.int32).view(np.uint32))
 
         return run
 

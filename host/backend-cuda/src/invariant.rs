@@ -1,9 +1,9 @@
 //! Steps whose rows do not depend on each other: [`crate::CudaOptions::batch_invariant`].
 //!
 //! What a row's sums depend on elsewhere, and what is done here instead:
-//! - Products are summed by one of two ways, by the number of rows, and the library's order depends on it too. Here every
-//!   row goes through the kernels of few rows, in which each is a column of its own, 16 at a time: the weights are read
-//!   again for every 16 rows, which is what this costs.
+//! - Products are summed by one of two ways, by the number of rows, and the library's order depends on it too; one or two
+//!   rows of K formats have a third, in whole numbers. Here every row goes through the kernels of few rows, in which each is
+//!   a column of its own, 16 at a time: the weights are read again for every 16 rows, which is what this costs.
 //! - Attention of single rows is split by keys, that of prompts is not, but for deep ones that would leave the card idle.
 //!   Here all rows are prompts to it and nothing is split: keys are added in the order of their pages, and a key that a row
 //!   does not see adds nothing to it.

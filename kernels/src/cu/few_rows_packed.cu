@@ -2,7 +2,7 @@
 //
 // Shapes: x [m, k] in the model's 16-bit type, W in units (packed.cuh), out [m, n]; k is a multiple of 32. W is up to four
 // parts, one below the other, of up to two formats. As in few_rows.cu weights are the A operand of the matrix instruction
-// and every token is a column of its own, so its result is bitwise the same for every m.
+// and every token is a column of its own, so its result is bitwise the same for every m, but for INTEGER, which has its own.
 //
 // The operands are codes, which 16-bit floats hold exactly; the sums of a scale's k are then scaled in f32. Formats with a
 // minimum also need the sums of x: a matrix instruction with ones for weights.
@@ -18,6 +18,7 @@
 // block; 2: x is the residual stream, and normed on the way. ONE = 1: there is one row. INTEGER = 1: NEAR, and products in
 // whole numbers (integer.cuh). DEPTH. WARPS of a block, BLOCKS of them on a multiprocessor.
 #include "packed.cuh"
+#define SHARE_ROW 1
 #include "near.cuh"
 #if INTEGER
 #include "integer.cuh"

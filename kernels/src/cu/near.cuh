@@ -12,10 +12,15 @@
 // Where this thread's eight values of a piece lie in a row.
 __device__ __forceinline__ int piece_place(int i) { return ((threadIdx.x / WARP % NORM_WARPS + i * NORM_WARPS) * WARP + threadIdx.x % WARP) * 8; }
 
-// Whether this warp puts a piece of a row: a row alone has all warps, each of which sums as if it were one of the first.
+// SHARE_ROW = 1: a row alone has all warps, each of which sums as if it were one of the first.
+#ifndef SHARE_ROW
+#define SHARE_ROW 0
+#endif
+
+// Whether this warp puts a piece of its row.
 __device__ __forceinline__ bool puts_piece(int m, int i) {
     constexpr int SHARERS = WARPS / NORM_WARPS;
-    return m > 1 || i % SHARERS == threadIdx.x / WARP / NORM_WARPS;
+    return !SHARE_ROW || m > 1 || i % SHARERS == threadIdx.x / WARP / NORM_WARPS;
 }
 
 // Norms `m` rows of up to PIECES NORM_WARPS 256 values, their squares added as rms_norm does. `partial` has m places.
@@ -25,7 +30,7 @@ template <class Weight, class Put>
 __device__ __forceinline__ void norm_rows(const u16 *x, int m, int k, float eps, float (*partial)[NORM_WARPS], Weight weight, Put put) {
     int warp = threadIdx.x / WARP;
     for (int first = 0; first < m; first += WARPS / NORM_WARPS) {
-        int token = m > 1 ? first + warp / NORM_WARPS : 0;
+        int token = SHARE_ROW && m == 1 ? 0 : first + warp / NORM_WARPS;
         U4 row[PIECES];
         float sum = 0.f;
 #pragma unroll

@@ -299,7 +299,7 @@ impl BlockKernels {
         for &asked in &uses.few_rows {
             // Whole numbers have sums of their own; other forms of one row those of more.
             let whole = asked.formats.iter().all(|format| format.is_k());
-            let near = ring.hopper && !(whole && uses.invariant);
+            let may_be_near = ring.hopper && !(whole && uses.invariant);
             let near_ring = if whole { ring.whole() } else { ring };
             let mut kernel = |ring: Ring, tiles: usize, near: usize, one: bool| {
                 let flags = [
@@ -322,7 +322,7 @@ impl BlockKernels {
             };
             let far = [kernel(ring, TILES[0], 0, false)?, kernel(ring, TILES[1], 0, false)?];
             let form = 1 + usize::from(near_norms(asked.mode));
-            let near = match near {
+            let near = match may_be_near {
                 true => Some(Near {
                     ring: near_ring,
                     kernels: [kernel(near_ring, TILES[0], form, true)?, kernel(near_ring, TILES[0], form, false)?],

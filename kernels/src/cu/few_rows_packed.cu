@@ -359,7 +359,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
 #endif
 #if INTEGER
             const u8 *x_at = near + at * X_BYTES;
-            int stride = m > 1 ? row_bytes : 0;
+            int stride = m > 1 ? row_bytes : 0;  // a second row that is not there is the first
             if (first) multiply_whole<TYPE0>(parts_of_y, ring + slot * SLOT, x_at, stride, lane);
             else multiply_whole<TYPE1>(parts_of_y, ring + slot * SLOT, x_at, stride, lane);
 #else

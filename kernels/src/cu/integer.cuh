@@ -34,7 +34,7 @@ __device__ __forceinline__ void put_x(u8 *record, const U4 &v) {
     for (int i = 0; i < 4; i++) tops[i] = pairs[i] & 0x7fff7fffu;
     u32 most = __vmaxu2(__vmaxu2(tops[0], tops[1]), __vmaxu2(tops[2], tops[3]));
     most = __reduce_max_sync(FULL, max(most & 0xffff, most >> 16));
-    // Where there are NaNs the scale is one, and where the largest is infinite infinity times zero.
+    // A NaN makes the scale one, and infinity times zero is one too: neither is lost.
     float top = half_to_f32((u16)most), turns = top > 0.f ? __fdividef(X_MAX, top) : 0.f;
     // Of this plus a whole number the low bytes are the number's.
     constexpr float FLOOR = 12582912.f;  // 1.5 2^23, 0x4b400000
@@ -79,7 +79,7 @@ template <bool SIGNED> __device__ __forceinline__ void mma_bytes(int (&c)[4], co
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Byte `at` of a word, in every way that prmt takes it; with its sign, four times what it is.
+// A byte of a word, as prmt's selector says: with zeros above it, or with its sign.
 __device__ __forceinline__ int byte_at(u32 word, u32 pick) {
     int y;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(y) : "r"(word), "r"(pick));

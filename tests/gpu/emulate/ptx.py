@@ -943,11 +943,17 @@ class Kernel:
     # --- products -------------------------------------------------------------------------------------------------------
 
     def do_mma(self, words, ops):
-        if "m16n8k32" in words and words[-1] == "s32":
-            return self.product_of_bytes(words, ops)
-        if "m16n8k16" not in words or words[-1] != "f32":
+        """Of 16-bit floats (k16) or bytes (k32): a register has `per` values of neighbouring k."""
+        whole = "m16n8k32" in words and words[-1] == "s32"
+        if not whole and not ("m16n8k16" in words and words[-1] == "f32"):
             raise Fault(f"`{'.'.join(words)}` is not known here")
-        wide = f32_of_bf16 if words[-2] == "bf16" else lambda x: x.astype(np.uint16).view(np.float16).astype(np.float32)
+        if whole:
+            per, number, result = 4, np.int64, np.int32
+            left, right = ((lambda x, kind=kind: x.astype(np.uint8).view(kind)) for kind in ({"s8": np.int8, "u8": np.uint8}[w] for w in words[-3:-1]))
+        else:
+            per, number, result = 2, np.float64, np.float32
+            half = f32_of_bf16 if words[-2] == "bf16" else lambda x: x.astype(np.uint16).view(np.float16)
+            left = right = lambda x: half(x & np.uint32(0xffff))
         d = self.vector(ops[0])
         a, b, c = ([self.value(part, 32) for part in self.vector(op)] for op in ops[1:4])
         g, t = LANES // 4, LANES % 4
@@ -955,46 +961,22 @@ class Kernel:
         def run(w, on):
             if not on.all():
                 raise Fault("a product that not all lanes are at")
-            A, B, C = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
-            for half in (0, 1):
-                shift = np.uint32(16 * half)
-                part = lambda f: wide((f(w) >> shift) & np.uint32(0xffff)).astype(np.float64)
+            A, B, C = (np.zeros(shape, number) for shape in ((16, 8 * per), (8 * per, 8), (16, 8)))
+            for at in range(per):
+                shift = np.uint32(32 // per * at)
                 for i in range(4):
-                    A[g + i % 2 * 8, 2 * t + half + i // 2 * 8] = part(a[i])
+                    A[g + i % 2 * 8, per * t + at + i // 2 * 4 * per] = left(a[i](w) >> shift)
                 for i in range(2):
-                    B[2 * t + half + i * 8, g] = part(b[i])
+                    B[per * t + at + i * 4 * per, g] = right(b[i](w) >> shift)
             for i in range(4):
-                C[g + i // 2 * 8, 2 * t + i % 2] = c[i](w).view(np.float32)
+                C[g + i // 2 * 8, 2 * t + i % 2] = c[i](w).astype(np.uint32).view(result)
             with np.errstate(all="ignore"):
-                D = (A @ B + C).astype(np.float32)
-            for i in range(4):
-                self.store(w, on, d[i], D[g + i // 2 * 8, 2 * t + i % 2].view(np.uint32))
-
-        return run
-
-    def product_of_bytes(self, words, ops):
-        kinds = [{"s8": np.int8, "u8": np.uint8}[word] for word in words[-3:-1]]
-        d = self.vector(ops[0])
-        a, b, c = ([self.value(part, 32) for part in self.vector(op)] for op in ops[1:4])
-        g, t = LANES // 4, LANES % 4
-
-        def run(w, on):
-            if not on.all():
-                raise Fault("a product that not all lanes are at")
-            A, B, C = np.zeros((16, 32), np.int64), np.zeros((32, 8), np.int64), np.zeros((16, 8), np.int64)
-            for byte in range(4):
-                part = lambda f, kind: (f(w) >> np.uint32(8 * byte)).astype(np.uint8).view(kind)
-                for i in range(4):
-                    A[g + i % 2 * 8, 4 * t + byte + i // 2 * 16] = part(a[i], kinds[0])
-                for i in range(2):
-                    B[4 * t + byte + i * 16, g] = part(b[i], kinds[1])
-            for i in range(4):
-                C[g + i // 2 * 8, 2 * t + i % 2] = c[i](w).astype(np.uint32).view(np.int32)
-            D = A @ B + C
-            if np.abs(D).max() >= 1 << 31:
+                D = A @ B + C
+            if whole and np.abs(D).max() >= 1 << 31:
                 raise Fault("a sum of whole numbers overflows")
             for i in range(4):
-                self.store(w, on, d[i], D[g + i // 2 * 8, 2 * t + i % 2].astype(np.int32).view(np.uint32))
+                with np.errstate(all="ignore"):
+                    self.store(w, on, d[i], D[g + i // 2 * 8, 2 * t + i % 2].astype(result).view(np.uint32))
 
         return run
 

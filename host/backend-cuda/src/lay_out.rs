@@ -10,6 +10,12 @@ use crate::forward::StepSize;
 use crate::seats::{AppendUpload, RunUpload};
 use crate::step::CudaBackend;
 
+/// Whether a run is a decode to the device: also a prompt's last token that stands alone behind longer runs, unless that
+/// would make its sums depend on how the prompt was cut ([`crate::CudaOptions::batch_invariant`]).
+pub fn is_single(run: &Run, invariant: bool) -> bool {
+    run.rows == 1 && !(invariant && matches!(run.feed, Feed::Tokens(_)))
+}
+
 impl CudaBackend {
     /// Runs as the device sees them; checks what the engine promised.
     #[allow(clippy::type_complexity, reason = "three halves of one pass over the runs")]
@@ -48,19 +54,19 @@ impl CudaBackend {
                 row0: size.rows as i32,
                 token0,
                 emit: if emits { size.emits as i32 } else { -1 },
-                derived: [0; 3],
+                ..RunUpload::default()
             });
             meta.push((run.seat, emits, self.logprobs[usize::from(run.seat.0)]));
             size.rows += run.rows as usize;
             size.emits += usize::from(emits);
-            if self.is_single(run) {
+            if is_single(run, self.model.invariant) {
                 size.decodes += 1;
             } else {
                 size.prefill_rows += run.rows as usize;
             }
         }
         if self.model.delta.is_some() {
-            let long = step.runs.iter().filter(|run| !self.is_single(run));
+            let long = step.runs.iter().filter(|run| !is_single(run, self.model.invariant));
             size.chunks = chunks(long.map(|run| run.rows));
         }
         if size.rows > self.work.max_rows || runs.len() > self.work.seats {
@@ -73,12 +79,6 @@ impl CudaBackend {
             size.split_items = split_prompts(&mut runs, &starts, &self.model.shape, multiprocessors);
         }
         Ok((runs, size, meta))
-    }
-
-    /// Whether a run is a decode to the device: also a prompt's last token that stands alone behind longer runs, unless that
-    /// would make its sums depend on how the prompt was cut.
-    fn is_single(&self, run: &Run) -> bool {
-        run.rows == 1 && !(self.model.invariant && matches!(run.feed, Feed::Tokens(_)))
     }
 
     pub(crate) fn appends(&self, step: &Step<'_>) -> Result<Vec<AppendUpload>, BackendError> {

@@ -239,7 +239,7 @@ fn recurrent(
     let separate = ops.iter().any(|op| matches!(op, DeviceOp::NormDelta { gates: Some(_), .. }));
     let sizes = (workspace.seats, slots as usize, workspace.max_rows, separate);
     let delta = Delta::new(device, compiler, spec, shape, sizes, (cuda.state_type, cuda.batch_invariant))?;
-    let saved = SavedStates::new(device, compiler, &delta, (workspace.seats, slots))?;
+    let saved = SavedStates::new(device, compiler, &delta, (workspace.seats, slots, cuda.batch_invariant))?;
     Ok(Some((delta, saved)))
 }
 

@@ -4,6 +4,9 @@
 //! between two steps is copied by a kernel of its own, in front of a step's first or behind its last; one that a run of
 //! several rows passes on its way is written by `delta_scan` and `delta_out`. The stream orders all of them, also with
 //! steps that run as graphs.
+//!
+//! Single rows write a seat's matrices only where they end at a multiple of [`WRITE_EVERY`]; until then their updates lie
+//! beside them (`delta_step`). Copies are made at multiples of 64 alone, so what they copy is whole.
 
 use backend::BackendError;
 use backend::load::{LoadOptions, STATES_PER_SEAT, state_note};
@@ -12,10 +15,11 @@ use backend::step::{SeatInit, StateSlot, Step, Table};
 use contract::Seat;
 
 use crate::compile::{Compiler, Kernel};
-use crate::delta::{Delta, StateType, matrix_bytes, ring_bytes};
+use crate::delta::{Delta, StateType, deferred_bytes, matrix_bytes, ring_bytes};
 use crate::device::{Buffer, Device};
 use crate::launch::{Args, Shape};
-use crate::seats::SaveUpload;
+use crate::lay_out::is_single;
+use crate::seats::{SaveUpload, StateUpdate, WRITE_EVERY};
 
 /// Pairs of one launch; the kernel's PAIRS.
 const PAIRS_MAX: usize = 16;
@@ -46,8 +50,9 @@ impl Slots {
     pub fn new(spec: &ModelSpec, state_type: StateType, options: &LoadOptions, left: Option<(u64, u64)>) -> Self {
         let Some(shape) = &spec.delta else { return Self::default() };
         let bytes = state_bytes(shape, state_type, spec.state_layers);
+        let beside = (spec.state_layers * deferred_bytes(shape)) as u64 * (u64::from(options.seats) + 1);
         match left {
-            Some(left) => Self::fit(bytes, options.seats, left),
+            Some((budget, kv_wanted)) => Self::fit(bytes, options.seats, (budget.saturating_sub(beside), kv_wanted)),
             None => Self { note: Some(state_note(bytes, options.seats, 0)), ..Self::default() },
         }
     }
@@ -67,15 +72,17 @@ impl Slots {
     }
 }
 
-/// States that a step copies, by number.
+/// What a step does with states: which it copies, by number, and how its runs find them.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Copies {
+pub struct States {
     /// In front of the step's first kernel, in this order.
     before: Vec<(u32, u32)>,
     /// Behind its last.
     after: Vec<(u32, u32)>,
     /// By the kernels of the delta rule.
     pub within: Vec<SaveUpload>,
+    /// Of each run.
+    pub updates: Vec<StateUpdate>,
 }
 
 /// A sequence on a seat.
@@ -83,16 +90,25 @@ pub struct Copies {
 struct Held {
     /// Its length in tokens; of one that is done already, more.
     length: u32,
+    /// The length at which its matrices were written last.
+    written: u32,
     /// The seat's state is that of the sequence.
     ready: bool,
 }
 
 /// What is known of all states; knows no device.
 struct Ledger {
+    /// See [`crate::CudaOptions::batch_invariant`].
+    invariant: bool,
     seats: Vec<Option<Held>>,
     /// Of each slot the length of the sequence whose state it holds.
     slots: Vec<Option<u32>>,
 }
+
+/// Up to so many rows a step's states are written each time: they are few, and what is deferred must be multiplied too.
+const WRITE_ALWAYS_ROWS: u32 = 2;
+
+const _: () = assert!((DELTA_CHUNK as u32).is_multiple_of(WRITE_EVERY));
 
 fn invalid<T>(what: String) -> Result<T, BackendError> {
     Err(BackendError::InvalidStep(what))
@@ -114,14 +130,14 @@ impl Ledger {
         (self.seats.len() + 1 + slot) as u32
     }
 
-    fn plan(&mut self, step: &Step<'_>) -> Result<Copies, BackendError> {
-        let (mut copies, mut saved) = (Copies::default(), Vec::new());
+    fn plan(&mut self, step: &Step<'_>) -> Result<States, BackendError> {
+        let (mut states, mut saved) = (States::default(), Vec::new());
         for table in step.tables {
             match *table {
                 Table::Save { seat, at, to } => {
                     let slot = self.slot(to)?;
                     self.slots[slot] = None;
-                    self.save(step, (seat, at), slot, &mut copies)?;
+                    self.save(step, (seat, at), slot, &mut states)?;
                     saved.push((slot, at));
                 }
                 Table::Load { seat, from } => {
@@ -134,22 +150,32 @@ impl Ledger {
                             seat.0, held.length
                         ));
                     }
-                    held.ready = true;
-                    copies.before.push((self.number(slot), u32::from(seat.0)));
+                    (held.ready, held.written) = (true, held.length);
+                    states.before.push((self.number(slot), u32::from(seat.0)));
                 }
                 Table::Append { .. } | Table::CopyPage { .. } => {}
             }
         }
+        let invariant = self.invariant;
+        let few = !invariant && step.runs.iter().map(|run| run.rows).sum::<u32>() <= WRITE_ALWAYS_ROWS;
         for run in step.runs {
             let held = self.held(run.seat)?;
             if !held.ready {
                 return invalid(format!("seat {} is at {}, its recurrent state at None", run.seat.0, held.length));
             }
+            let single = is_single(run, invariant);
+            // A first row finds whatever the seat before left.
+            let folds = single && (few || held.length == 0 || run.end_max.is_multiple_of(WRITE_EVERY));
+            let deferred = held.length.saturating_sub(held.written).min(WRITE_EVERY - 1);
+            states.updates.push(StateUpdate { deferred: deferred as i32, folds: i32::from(folds) });
             held.length = run.end_max;
+            if folds || !single {
+                held.written = held.length;
+            }
         }
         saved.into_iter().for_each(|(slot, at)| self.slots[slot] = Some(at));
-        copies.within.sort_unstable();
-        Ok(copies)
+        states.within.sort_unstable();
+        Ok(states)
     }
 
     /// Where in the step the state is there to be copied. The engine knows the length of every seat that is not done.
@@ -158,7 +184,7 @@ impl Ledger {
         step: &Step<'_>,
         (seat, at): (Seat, u32),
         slot: usize,
-        copies: &mut Copies,
+        states: &mut States,
     ) -> Result<(), BackendError> {
         let (number, held) = (self.number(slot), *self.held(seat)?);
         let run = step.runs.iter().position(|run| run.seat == seat);
@@ -175,15 +201,15 @@ impl Ledger {
             _ if at == start && (at == 0 || !held.ready) => {
                 return invalid(format!("seat {} has no state at {at}", seat.0));
             }
-            _ if at == start => copies.before.push((u32::from(seat.0), number)),
-            _ if at == end => copies.after.push((u32::from(seat.0), number)),
+            _ if at == start => states.before.push((u32::from(seat.0), number)),
+            _ if at == end => states.after.push((u32::from(seat.0), number)),
             Some(run) if at < end => {
                 // Chunks are counted from the run's first row.
                 if !start.is_multiple_of(align) {
                     return invalid(format!("seat {}: a state at {at} in a run that begins at {start}", seat.0));
                 }
                 let (run, seat, at, to) = (run as i32, i32::from(seat.0), at as i32, number as i32);
-                copies.within.push(SaveUpload { run, seat, at, to });
+                states.within.push(SaveUpload { run, seat, at, to });
             }
             _ => return invalid(format!("seat {}: no run of this step reaches {at} to save its state", seat.0)),
         }
@@ -225,11 +251,11 @@ impl SavedStates {
         device: &Device,
         compiler: &mut Compiler<'_>,
         delta: &Delta,
-        (seats, slots): (usize, u32),
+        (seats, slots, invariant): (usize, u32, bool),
     ) -> Result<Self, BackendError> {
         let addresses: Vec<u64> = delta.states.iter().chain(&delta.rings).map(|buffer| buffer.pointer).collect();
         Ok(Self {
-            ledger: Ledger { seats: vec![None; seats], slots: vec![None; slots as usize] },
+            ledger: Ledger { invariant, seats: vec![None; seats], slots: vec![None; slots as usize] },
             kernel: kernel(compiler)?,
             buffers: device.upload("addresses of states", &addresses)?,
             layers: delta.states.len(),
@@ -242,7 +268,8 @@ impl SavedStates {
     }
 
     pub fn bind(&mut self, seat: Seat, init: &SeatInit<'_>) {
-        self.ledger.seats[usize::from(seat.0)] = Some(Held { length: init.start, ready: init.start == 0 });
+        self.ledger.seats[usize::from(seat.0)] =
+            Some(Held { length: init.start, written: init.start, ready: init.start == 0 });
     }
 
     pub fn release(&mut self, seat: Seat) {
@@ -252,16 +279,16 @@ impl SavedStates {
     }
 
     /// Checks a step's saves and loads, and its runs.
-    pub fn plan(&mut self, step: &Step<'_>) -> Result<Copies, BackendError> {
+    pub fn plan(&mut self, step: &Step<'_>) -> Result<States, BackendError> {
         self.ledger.plan(step)
     }
 
-    pub fn copy_before(&self, device: &Device, copies: &Copies) -> Result<(), BackendError> {
-        self.copy(device, &copies.before)
+    pub fn copy_before(&self, device: &Device, states: &States) -> Result<(), BackendError> {
+        self.copy(device, &states.before)
     }
 
-    pub fn copy_after(&self, device: &Device, copies: &Copies) -> Result<(), BackendError> {
-        self.copy(device, &copies.after)
+    pub fn copy_after(&self, device: &Device, states: &States) -> Result<(), BackendError> {
+        self.copy(device, &states.after)
     }
 
     fn copy(&self, device: &Device, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
@@ -303,12 +330,12 @@ mod tests {
 
     /// Four seats, of which 0 is new, 1 lacks its state of 64 tokens and 2 is at 128; slot 3 holds a state of 64 tokens.
     fn ledger() -> Ledger {
-        let held = |length, ready| Some(Held { length, ready });
+        let held = |length, ready| Some(Held { length, written: length, ready });
         let seats = vec![held(0, true), held(64, false), held(128, true), None];
-        Ledger { seats, slots: vec![None, None, None, Some(64)] }
+        Ledger { invariant: false, seats, slots: vec![None, None, None, Some(64)] }
     }
 
-    fn plan(ledger: &mut Ledger, tables: &[Table<'_>], runs: &[Run]) -> Result<Copies, String> {
+    fn plan(ledger: &mut Ledger, tables: &[Table<'_>], runs: &[Run]) -> Result<States, String> {
         ledger.plan(&Step { tables, runs, tokens: &[] }).map_err(|error| error.to_string())
     }
 
@@ -317,14 +344,47 @@ mod tests {
     fn saves_and_loads_have_their_places() {
         let mut ledger = ledger();
         let tables = [load(1, 3), save(0, 128, 1), save(0, 64, 0), save(0, 192, 3), save(2, 128, 2)];
-        let copies = plan(&mut ledger, &tables, &[run(2, 1, 129), run(0, 192, 192), run(1, 5, 69)]);
+        let states = plan(&mut ledger, &tables, &[run(2, 1, 129), run(0, 192, 192), run(1, 5, 69)]);
         let within = [(64, 5), (128, 6)].map(|(at, to)| SaveUpload { run: 1, seat: 0, at, to });
-        let expected = Copies { before: vec![(8, 1), (2, 7)], after: vec![(0, 8)], within: within.into() };
-        assert_eq!(copies, Ok(expected));
+        let updates = vec![StateUpdate::default(); 3];
+        let expected = States { before: vec![(8, 1), (2, 7)], after: vec![(0, 8)], within: within.into(), updates };
+        assert_eq!(states, Ok(expected));
         assert_eq!(ledger.slots, [Some(64), Some(128), Some(128), Some(192)]);
         // A decode that reaches a boundary.
-        let copies = plan(&mut ledger, &[save(0, 256, 0)], &[run(0, 1, 256)]).expect("the end of its run");
-        assert_eq!((copies.before.len(), copies.after), (0, vec![(0, 5)]));
+        let states = plan(&mut ledger, &[save(0, 256, 0)], &[run(0, 1, 256)]).expect("the end of its run");
+        assert_eq!((states.before.len(), states.after), (0, vec![(0, 5)]));
+    }
+
+    /// `(rows, fed with tokens)` of runs one after the other, beside `others` rows: how many updates each finds deferred, and
+    /// which fold them.
+    fn updates(invariant: bool, others: u32, runs: &[(u32, bool)]) -> Vec<(i32, bool)> {
+        let held = Some(Held { length: 0, written: 0, ready: true });
+        let mut ledger = Ledger { invariant, seats: vec![held; 2], slots: Vec::new() };
+        let mut end = 0;
+        let mut step = |&(rows, fed): &(u32, bool)| {
+            end += rows;
+            let feed = if fed { Feed::Tokens(0..rows) } else { Feed::Last };
+            let runs = [Run { feed, ..run(0, rows, end) }, run(1, others, others)];
+            let runs = if others > 0 { &runs[..] } else { &runs[..1] };
+            let states = plan(&mut ledger, &[], runs).expect("a good step");
+            (states.updates[0].deferred, states.updates[0].folds != 0)
+        };
+        runs.iter().map(&mut step).collect()
+    }
+
+    #[test]
+    fn single_rows_write_at_multiples_of_four() {
+        assert_eq!(updates(false, 2, &[(1, true), (1, false)]), [(0, true), (0, false)]);
+        let decodes = [(5, true), (1, false), (1, false), (1, false), (1, false), (1, false), (3, true), (1, false)];
+        let expected = [(0, false), (0, false), (1, false), (2, true), (0, false), (1, false), (2, false), (0, false)];
+        assert_eq!(updates(false, 2, &decodes), expected);
+        // A prompt's row that stands alone is a chunk where nothing may depend on how the prompt was cut.
+        let alone = [(3, true), (1, true), (1, true), (1, false)];
+        assert_eq!(updates(false, 2, &alone), [(0, false), (0, true), (0, false), (1, false)]);
+        assert_eq!(updates(true, 0, &alone), [(0, false); 4]);
+        // One or two rows a step: always, unless that would show.
+        assert_eq!(updates(false, 1, &[(1, true), (1, false), (1, false)]), [(0, true); 3]);
+        assert_eq!(updates(true, 0, &[(1, false), (1, false), (1, false)]), [(0, true), (0, false), (1, false)]);
     }
 
     #[test]

@@ -19,13 +19,28 @@ pub struct RunUpload {
     pub emit: i32,
     /// Filled on the device; of a prompt the third says before how often its tiles' keys should be split.
     pub derived: [i32; 3],
+    pub update: StateUpdate,
+    pub pad: [i32; 2],
 }
+
+/// How a run finds its seat's recurrent states, and how a single row leaves them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateUpdate {
+    /// Updates that the matrices lack: less than [`WRITE_EVERY`].
+    pub deferred: i32,
+    /// Not 0: a single row writes the matrices, with all that was deferred.
+    pub folds: i32,
+}
+
+/// A single row that ends at a multiple of this writes its seat's matrices; the others leave their updates beside them.
+pub const WRITE_EVERY: u32 = 4;
 
 impl RunUpload {
     /// A row that nobody wants: it runs on the seat behind the last.
     pub fn null(seats: usize, row: usize) -> Self {
         let row = row as i32;
-        Self { seat: seats as i32, rows: 1, row0: row, token0: -1, emit: row, derived: [0; 3] }
+        Self { seat: seats as i32, rows: 1, row0: row, token0: -1, emit: row, ..Self::default() }
     }
 }
 

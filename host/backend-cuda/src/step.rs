@@ -18,7 +18,7 @@ use crate::fp8_products::Fp8Work;
 use crate::launch::{Args, Shape};
 use crate::products::FEW_ROWS_MAX;
 use crate::prompt::{self, PromptBuffers, PromptOut};
-use crate::saved::{Copies, SavedStates};
+use crate::saved::{SavedStates, States};
 use crate::seats::{AppendUpload, RunUpload, SaveUpload, SeatUpload, StepUpload, bytes_of, captured_sizes, history};
 
 /// Steps that may be launched before the oldest is collected.
@@ -313,8 +313,9 @@ impl CudaBackend {
         }
         let (mut runs, mut size, meta) = self.lay_out(step)?;
         let appends = self.appends(step)?;
-        let copies = self.saved.as_mut().map_or(Ok(Copies::default()), |saved| saved.plan(step))?;
-        size.saves = copies.within.len();
+        let states = self.saved.as_mut().map_or(Ok(States::default()), |saved| saved.plan(step))?;
+        runs.iter_mut().zip(&states.updates).for_each(|(run, &update)| run.update = update);
+        size.saves = states.within.len();
         if size.saves > self.work.layout.saves_max {
             return Err(BackendError::InvalidStep(format!("{} states saved within runs", size.saves)));
         }
@@ -334,10 +335,10 @@ impl CudaBackend {
             derived: [0; 4],
         };
         let ring = (self.next_ticket as usize) % self.rings.len();
-        self.upload(ring, &header, &runs, (&appends, &copies.within), step.tokens)?;
+        self.upload(ring, &header, &runs, (&appends, &states.within), step.tokens)?;
         self.rings[ring].begun.record(&self.device.stream).map_err(|e| fault("cuEventRecord", e))?;
         if let Some(saved) = &self.saved {
-            saved.copy_before(&self.device, &copies)?;
+            saved.copy_before(&self.device, &states)?;
         }
         match graph {
             Some(rows) => self.graphs[&rows].launch().map_err(|e| fault("cuGraphLaunch", e))?,
@@ -348,7 +349,7 @@ impl CudaBackend {
             }
         }
         if let Some(saved) = &self.saved {
-            saved.copy_after(&self.device, &copies)?;
+            saved.copy_after(&self.device, &states)?;
         }
         let prompts = self.read_prompts(step)?;
         let ticket = Ticket(self.next_ticket);

@@ -3,8 +3,8 @@
 //   V' = U - W S;  O = e^G Q S + P V';  S = e^(G_last) S + (e^(G_last - G) K)^T V'
 //
 // with what `delta_chunk` made, S as [KEY_DIM, VALUE_DIM] here. O takes the place of v in conv, in 16 bits. The state
-// is kept in f32 registers, and read and written as [VALUE_DIM, KEY_DIM] in `states`, whose type STATE16 says; at position 0 it counts as zero. What
-// `saves` name is written there on the way.
+// is kept in f32 registers, and read and written as [VALUE_DIM, KEY_DIM] in `states`, whose type STATE16 says, after the
+// updates that `deferred` holds; at position 0 it counts as zero. What `saves` name is written there on the way.
 // Grid: (runs, VALUE_HEADS * SPLITS), 128 threads; runs of one row are none of its business.
 #include "prelude.cuh"
 
@@ -45,7 +45,7 @@ template <class Use> __device__ __forceinline__ void each(State &state, Use use)
 
 extern "C" __global__ void __launch_bounds__(128) delta_scan(u16 *conv, const u16 *chunk_u, const u16 *chunk_w,
                                                              const u16 *chunk_p, const float *chunk_g, StateValue *states,
-                                                             const RunInfo *runs, const StateSave *saves, int saves_total) {
+                                                             const Deferred *deferred, const RunInfo *runs, const StateSave *saves, int saves_total) {
     extern __shared__ __align__(16) u8 bytes[];
     Shared &s = *(Shared *)bytes;
     RunInfo run = runs[blockIdx.x];
@@ -84,6 +84,13 @@ extern "C" __global__ void __launch_bounds__(128) delta_scan(u16 *conv, const u1
     int save = 0;
     while (save < saves_total && saves[save].run < blockIdx.x) save++;
     each(state, [&](float &x, int key, int column) { x = start > 0 ? from_state(home[column * KEY_DIM + key]) : 0.f; });
+    // What single rows before this run left out.
+    const Deferred &lacks = deferred[run.seat * VALUE_HEADS + head];
+    for (int i = 0; i < run.deferred; i++) {
+        const Update &update = lacks.updates[i];
+        float kept = lacks.kept[i];
+        each(state, [&](float &x, int key, int column) { x = kept * x + update.d[column0 + column] * update.k[key]; });
+    }
     u32 shared_state = shared_address(s.state), shared_values = shared_address(s.values), shared_faded = shared_address(s.faded);
     for (int chunk = 0; chunk < chunks; chunk++) {
         Stage &now = s.stage[chunk % STAGES];

@@ -5,68 +5,39 @@
 //   S = e^g S;  d = beta (v - S k);  S = S + d k^T;  o = S q
 //   attended[row, head] = rms(o; norm) gate(z)
 //
+// Writing S is half of what this moves, so it waits: with S' as it lies in memory and updates (kept_i, d_i, k_i) since then,
+//
+//   S x = A S' x + sum_i c_i (k_i . x) d_i,   c_i = kept_(i+1) .. kept_n,   A = kept_1 .. kept_n
+//
+// and every WRITE_EVERY-th row writes S; which, and how many updates there are, is the host's to know (RunInfo).
+//
 // mix [rows, mix_width]: u = q|k|v (CHANNELS), then z. gates [rows, gates_width]: beta, then alpha. Of one layer: states
-// [numbers, VALUE_HEADS, VALUE_DIM, KEY_DIM], a seat's first, in f32 or bf16 (STATE16); rings [numbers, 4, CHANNELS], the
-// token at position p in place p % 4; taps [CHANNELS, 4], decay and bias [VALUE_HEADS], norm [VALUE_DIM] in f32. At
-// position 0 state and ring count as zero, whatever they hold.
-// Blocks of 256 threads take (run, value head) in turn; while one is computed all that the next one reads comes into shared
-// memory: its state, each thread's part to a place of its own, and its inputs. Only a token's own row, z and gates depend on
-// the kernel before; the rest is on its way before we wait for it. Runs of several rows are none of its business.
+// [numbers, VALUE_HEADS, VALUE_DIM, KEY_DIM], a seat's first, in f32 or bf16 (STATE16); deferred [seats, VALUE_HEADS]; rings
+// [numbers, 4, CHANNELS], the token at position p in place p % 4; taps [CHANNELS, 4], decay and bias [VALUE_HEADS], norm
+// [VALUE_DIM] in f32. At position 0 state and ring count as zero, whatever they hold.
+//
+// A block of 256 threads has one (run, value head). S k and S q are matrix instructions: S' is the A operand as it lies, 16
+// values a warp, and k and q are columns of B, each as a sum of two numbers of the operands' type. Only a token's own row, z
+// and gates depend on the kernel before; the rest is on its way before we wait for it. Runs of several rows are none of its
+// business.
 #include "prelude.cuh"
 
-#define LANE_KEYS (KEY_DIM / WARP)
-#define WARP_VALUES (VALUE_DIM / 8)
 #define THREADS 256
-#define AT_ONCE (STATE16 ? 8 : 16)  // values whose sums are in registers; states in 16 bits also wait there as they lie
-
-// Sums 2 O numbers over 2 O lanes, each of which keeps one half and gives the other away. A template, for a loop whose
-// bound is another loop's variable stays one, and the numbers then lie in memory.
-template <int O> __device__ __forceinline__ void fold(float (&x)[2 * AT_ONCE]) {
-    bool high = threadIdx.x & O;
-#pragma unroll
-    for (int i = 0; i < O; i++) {
-        float a = x[i], b = x[i + O];
-        x[i] = (high ? b : a) + __shfl_xor_sync(FULL, high ? a : b, O);
-    }
-    if constexpr (O > 1) fold<O / 2>(x);
-}
-// Sums 2 AT_ONCE numbers over the lanes; lane l gets the sum of number l modulo them.
-__device__ __forceinline__ float transposed_sums(float (&x)[2 * AT_ONCE]) {
-    fold<AT_ONCE>(x);
-    return AT_ONCE == 16 ? x[0] : x[0] + __shfl_xor_sync(FULL, x[0], 16);
-}
-
-// A lane's keys of one value, as they lie in memory.
-struct __align__(LANE_KEYS * sizeof(StateValue)) Keys {
-    u32 words[LANE_KEYS * sizeof(StateValue) / 4];
-    __device__ __forceinline__ float operator[](int j) const {
-        if (!STATE16) return __uint_as_float(words[j]);
-        return __uint_as_float(j % 2 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16);
-    }
-};
-
-// kept * s + of * k
-__device__ __forceinline__ void store_keys(StateValue *to, const Keys &s, float kept, float of, const float (&k)[LANE_KEYS]) {
-    struct __align__(LANE_KEYS * sizeof(StateValue)) {
-        StateValue x[LANE_KEYS];
-    } keys;
-#pragma unroll
-    for (int j = 0; j < LANE_KEYS; j++) keys.x[j] = to_state(kept * s[j] + of * k[j]);
-    *(decltype(keys) *)to = keys;
-}
-
+#define PIECE (16 / (int)sizeof(StateValue))  // numbers of a state that are copied, or multiplied, at once
+#define ROW_PIECES (KEY_DIM / PIECE)
+#define LANE_KEYS (KEY_DIM / WARP)
 #define HEAD_CHANNELS (2 * KEY_DIM + VALUE_DIM)
+#define OWN_CHANNELS ((HEAD_CHANNELS + THREADS - 1) / THREADS)
 
-// What one (run, value head) reads beside the state.
-struct __align__(16) Inputs {
-    float taps[HEAD_CHANNELS][4];
-    u16 row[HEAD_CHANNELS], back[3][HEAD_CHANNELS], z[VALUE_DIM];
+struct __align__(16) Shared {
+    U4 state[VALUE_DIM * ROW_PIECES];
+    Deferred lacks;
+    StateValue columns[4][KEY_DIM + 4 * PIECE];  // k and q; padded against bank conflicts
+    float qkv[HEAD_CHANNELS], partial[8];
 };
-// A head's numbers, on their way in registers.
-struct Gates {
-    u16 beta, alpha;
-    float decay, bias;
-};
+
+// Where a piece of a value's row lies: rows that are read together begin in other banks.
+__device__ __forceinline__ int place_of(int row, int piece) { return row * ROW_PIECES + (piece ^ (row & 1) << 2); }
 
 // Where a head's channel `i` of q, k and v lies among all.
 __device__ __forceinline__ int channel_of(int head, int i) {
@@ -76,150 +47,197 @@ __device__ __forceinline__ int channel_of(int head, int i) {
                              : 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + i - 2 * KEY_DIM;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    delta_step(u16 *attended, const u16 *mix, int mix_width, const u16 *gates, int gates_width, StateValue *states, u16 *rings,
-               const float *taps, const float *decay, const float *bias, const float *norm, const StepInfo *step,
+#if STATE16
+__device__ __forceinline__ float number(const U4 &piece, int i) {
+    u32 pair = (&piece.x)[i / 2];
+    return __uint_as_float(i % 2 ? pair & 0xffff0000u : pair << 16);
+}
+__device__ __forceinline__ U4 pack(const float (&x)[PIECE]) {
+    return U4{bf16_pack(x[0], x[1]), bf16_pack(x[2], x[3]), bf16_pack(x[4], x[5]), bf16_pack(x[6], x[7])};
+}
+// The most of x that a column holds.
+__device__ __forceinline__ float top(float x) { return from_state(to_state(x)); }
+// d += the products of a piece of rows g and g + 8 with that of column g.
+__device__ __forceinline__ void multiply(float (&d)[2][4], const U4 &low, const U4 &high, const U4 &column) {
+    mma_bf16(d[0], low.x, high.x, low.y, high.y, column.x, column.y);
+    mma_bf16(d[1], low.z, high.z, low.w, high.w, column.z, column.w);
+}
+#else
+#define TF32_BITS 0xffffe000u
+__device__ __forceinline__ float number(const U4 &piece, int i) { return __uint_as_float((&piece.x)[i]); }
+__device__ __forceinline__ U4 pack(const float (&x)[PIECE]) {
+    return U4{__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
+}
+__device__ __forceinline__ float top(float x) { return __uint_as_float(__float_as_uint(x) & TF32_BITS); }
+__device__ __forceinline__ u32 rest(u32 x) { return __float_as_uint(__uint_as_float(x) - __uint_as_float(x & TF32_BITS)); }
+__device__ __forceinline__ void multiply(float (&d)[2][4], const U4 &low, const U4 &high, const U4 &column) {
+    mma_tf32(d[0], low.x & TF32_BITS, high.x & TF32_BITS, low.y & TF32_BITS, high.y & TF32_BITS, column.x, column.y);
+    mma_tf32(d[1], rest(low.x), rest(high.x), rest(low.y), rest(high.y), column.x, column.y);
+    mma_tf32(d[0], low.z & TF32_BITS, high.z & TF32_BITS, low.w & TF32_BITS, high.w & TF32_BITS, column.z, column.w);
+    mma_tf32(d[1], rest(low.z), rest(high.z), rest(low.w), rest(high.w), column.z, column.w);
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    delta_step(u16 *attended, const u16 *mix, int mix_width, const u16 *gates, int gates_width, StateValue *states,
+               Deferred *deferred, u16 *rings, const float *taps, const float *decay, const float *bias, const float *norm,
                const RunInfo *runs, float eps) {
-    extern __shared__ __align__(16) StateValue coming[];  // [VALUE_DIM][KEY_DIM], then the inputs
-    __shared__ float qkv[HEAD_CHANNELS], o[VALUE_DIM], partial[8];
-    Inputs &inputs = *(Inputs *)(coming + VALUE_DIM * KEY_DIM);
-    const float *q = qkv, *k = qkv + KEY_DIM, *v = qkv + 2 * KEY_DIM;
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    // The runs were complete long before the previous kernel, and so was the last writer of this layer's state.
-    int items = step->runs * VALUE_HEADS;
-    auto state_of = [&](const RunInfo &run, int head) {
-        return states + ((long long)run.seat * VALUE_HEADS + head) * VALUE_DIM * KEY_DIM;
-    };
-    int own = warp * WARP_VALUES * KEY_DIM + lane * LANE_KEYS;  // where this lane's keys of the warp's first value lie
-    auto next_of = [&](int item) {
-        while (item < items && !recurs(runs[item / VALUE_HEADS])) item += gridDim.x;
-        return item;
-    };
-    // 16 bytes at a time: eight channels.
-    auto copy = [&](u16 *to, const u16 *from) { copy_async16(shared_address(to), from); };
-    Gates coming_gates = {};
-    // What earlier steps left, and the model's own numbers.
-    auto fetch_kept = [&](int item) {
-        if (item >= items) return;
-        const RunInfo &run = runs[item / VALUE_HEADS];
-        int head = item % VALUE_HEADS, position = run.end - 1;
-        const StateValue *from = state_of(run, head);
-        constexpr int PIECE = 16 / sizeof(StateValue);
+    extern __shared__ __align__(16) u8 bytes[];
+    Shared &s = *(Shared *)bytes;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    // The runs were complete long before the previous kernel, and so were the last writers of this layer's state.
+    const RunInfo run = runs[blockIdx.x / VALUE_HEADS];
+    int head = blockIdx.x % VALUE_HEADS, position = run.end - 1;
+    bool ours = recurs(run);
+    U4 *state = (U4 *)(states + ((long long)run.seat * VALUE_HEADS + head) * VALUE_DIM * KEY_DIM);
+    Deferred &home = deferred[run.seat * VALUE_HEADS + head];
+    u16 *ring = rings + (long long)run.seat * 4 * CHANNELS;
+    if (ours) {
 #pragma unroll
-        for (int i = 0; i < VALUE_DIM * KEY_DIM / (PIECE * THREADS); i++) {
-            int at = (i * THREADS + threadIdx.x) * PIECE;
-            copy_async16(shared_address(coming + at), from + at);
+        for (int c = 0; c < VALUE_DIM * ROW_PIECES / THREADS; c++) {
+            int i = c * THREADS + threadIdx.x;
+            copy_async16(shared_address(s.state + place_of(i / ROW_PIECES, i % ROW_PIECES)), state + i);
         }
-        for (int i = threadIdx.x; i < HEAD_CHANNELS; i += THREADS)
-            copy_async16(shared_address(inputs.taps[i]), taps + channel_of(head, i) * 4);
-        const u16 *ring = rings + (long long)run.seat * 4 * CHANNELS;
-        for (int i = threadIdx.x; i < 3 * HEAD_CHANNELS / 8; i += THREADS) {
-            int back = i / (HEAD_CHANNELS / 8), at = i % (HEAD_CHANNELS / 8) * 8;
-            copy(inputs.back[back] + at, ring + ((position - back - 1) & 3) * CHANNELS + channel_of(head, at));
-        }
-        coming_gates.decay = decay[head];
-        coming_gates.bias = bias[head];
-    };
-    // What the kernel before made.
-    auto fetch_new = [&](int item) {
-        if (item >= items) return;
-        int head = item % VALUE_HEADS, row0 = runs[item / VALUE_HEADS].row0;
-        const u16 *row = mix + (long long)row0 * mix_width, *gate = gates + (long long)row0 * gates_width;
-        for (int i = threadIdx.x; i < (HEAD_CHANNELS + VALUE_DIM) / 8; i += THREADS) {
-            int at = i * 8;
-            if (at < HEAD_CHANNELS) copy(inputs.row + at, row + channel_of(head, at));
-            else copy(inputs.z + at - HEAD_CHANNELS, row + CHANNELS + head * VALUE_DIM + at - HEAD_CHANNELS);
-        }
-        coming_gates.beta = gate[head];
-        coming_gates.alpha = gate[VALUE_HEADS + head];
-    };
-    int item = next_of(blockIdx.x);
-    fetch_kept(item);
-    float weight = threadIdx.x < VALUE_DIM ? norm[threadIdx.x] : 0.f;
+        for (int i = threadIdx.x; i < run.deferred * (int)sizeof(Update) / 16; i += THREADS)
+            copy_async16(shared_address(&s.lacks) + i * 16, (const u8 *)&home + i * 16);
+        if (threadIdx.x < sizeof(home.kept) / 16) copy_async16(shared_address(s.lacks.kept + threadIdx.x * 4), home.kept + threadIdx.x * 4);
+    }
+    copy_async_commit();
+    // This thread's channels: taps, and what came before.
+    float4 w[OWN_CHANNELS];
+    u16 back[OWN_CHANNELS][3];
+#pragma unroll
+    for (int c = 0; c < OWN_CHANNELS; c++) {
+        int i = c * THREADS + threadIdx.x, channel = channel_of(head, i);
+        if (!ours || i >= HEAD_CHANNELS) continue;
+        w[c] = *(const float4 *)(taps + channel * 4);
+#pragma unroll
+        for (int j = 0; j < 3; j++) back[c][j] = ring[((position - j - 1) & 3) * CHANNELS + channel];
+    }
+    // The value of this lane: each pair of lanes has two rows, and another pair has them too.
+    int value = warp * 16 + g + lane % 2 * 8;
+    bool multiplies = warp < VALUE_DIM / 16, owner = multiplies && t < 2;
+    float weight = owner ? norm[value] : 0.f, head_decay = decay[head], head_bias = bias[head];
     start_next();
     wait_previous();
-    fetch_new(item);
-    copy_async_commit();
-    while (item < items) {
-        RunInfo run = runs[item / VALUE_HEADS];
-        int head = item % VALUE_HEADS, position = run.end - 1;
-        StateValue *state = state_of(run, head) + own;
-        Keys s[WARP_VALUES];
-        copy_async_wait<0>();
-        __syncthreads();  // everybody's copies; qkv and o are free
+    if (!ours) return;
+    const u16 *row = mix + (long long)run.row0 * mix_width, *gate = gates + (long long)run.row0 * gates_width;
+    u16 now[OWN_CHANNELS];
 #pragma unroll
-        for (int i = 0; i < WARP_VALUES; i++) {
-            s[i] = *(const Keys *)(coming + own + i * KEY_DIM);
-            if (position == 0) s[i] = Keys{};
+    for (int c = 0; c < OWN_CHANNELS; c++) {
+        int i = c * THREADS + threadIdx.x;
+        if (i < HEAD_CHANNELS) now[c] = row[channel_of(head, i)];
+    }
+    float z = owner ? half_to_f32(row[CHANNELS + head * VALUE_DIM + value]) : 0.f;
+    float beta = half_to_f32(gate[head]), alpha = half_to_f32(gate[VALUE_HEADS + head]);
+#pragma unroll
+    for (int c = 0; c < OWN_CHANNELS; c++) {
+        int i = c * THREADS + threadIdx.x;
+        if (i >= HEAD_CHANNELS) continue;
+        float y = w[c].w * half_to_f32(now[c]);
+        if (position >= 1) y += w[c].z * half_to_f32(back[c][0]);
+        if (position >= 2) y += w[c].y * half_to_f32(back[c][1]);
+        if (position >= 3) y += w[c].x * half_to_f32(back[c][2]);
+        y = y / (1.f + __expf(-y));
+        s.qkv[i] = y;
+        if (i < 2 * KEY_DIM) {
+            StateValue(*columns)[KEY_DIM + 4 * PIECE] = s.columns + (i < KEY_DIM ? 2 : 0);
+            columns[0][i % KEY_DIM] = to_state(top(y));
+            columns[1][i % KEY_DIM] = to_state(y - top(y));
         }
-        u16 *newest = rings + ((long long)run.seat * 4 + (position & 3)) * CHANNELS;
-        for (int i = threadIdx.x; i < HEAD_CHANNELS; i += THREADS) {
-            u16 now = inputs.row[i];
-            float4 w = *(const float4 *)inputs.taps[i];
-            float c = w.w * half_to_f32(now);
-            if (position >= 1) c += w.z * half_to_f32(inputs.back[0][i]);
-            if (position >= 2) c += w.y * half_to_f32(inputs.back[1][i]);
-            if (position >= 3) c += w.x * half_to_f32(inputs.back[2][i]);
-            qkv[i] = c / (1.f + __expf(-c));
-            // Value heads that share a key head write the same.
-            newest[channel_of(head, i)] = now;
+        // Value heads that share a key head write the same.
+        ring[(position & 3) * CHANNELS + channel_of(head, i)] = now[c];
+    }
+    beta = 1.f / (1.f + expf(-beta));
+    float kept = expf(head_decay * softplus(alpha + head_bias));
+    copy_async_wait<0>();
+    __syncthreads();
+    float y = 0.f;
+    if (multiplies) {
+        // S' k and S' q, not normed yet.
+        float sums[2][4] = {};
+        auto piece_of = [&](int row, int piece) { return position == 0 ? U4{} : s.state[place_of(warp * 16 + row, piece)]; };
+#pragma unroll
+        for (int j = 0; j < ROW_PIECES / 4; j++) {
+            int piece = 4 * j + t;
+            multiply(sums, piece_of(g, piece), piece_of(g + 8, piece), *(const U4 *)(s.columns[g % 4] + piece * PIECE));
         }
-        float z = threadIdx.x < VALUE_DIM ? half_to_f32(inputs.z[threadIdx.x]) : 0.f;
-        float beta = 1.f / (1.f + expf(-half_to_f32(coming_gates.beta)));
-        float kept = expf(coming_gates.decay * softplus(half_to_f32(coming_gates.alpha) + coming_gates.bias));
-        __syncthreads();
-        item = next_of(item + gridDim.x);
-        fetch_kept(item);
-        fetch_new(item);
-        copy_async_commit();
-        // Every warp needs all of q and k: each sums them itself.
-        float qs[LANE_KEYS], ks[LANE_KEYS], qq = 0.f, kk = 0.f, qk = 0.f;
+        const float *q = s.qkv + lane * LANE_KEYS, *k = q + KEY_DIM;
+        float qq = 0.f, kk = 0.f, qk = 0.f;
 #pragma unroll
         for (int j = 0; j < LANE_KEYS; j++) {
-            qs[j] = q[lane * LANE_KEYS + j];
-            ks[j] = k[lane * LANE_KEYS + j];
-            qq += qs[j] * qs[j];
-            kk += ks[j] * ks[j];
+            qq += q[j] * q[j];
+            kk += k[j] * k[j];
+            qk += q[j] * k[j];
         }
         float q_scale = rsqrtf(warp_sum(qq) + 1e-6f) * rsqrtf((float)KEY_DIM), k_scale = rsqrtf(warp_sum(kk) + 1e-6f);
+        qk = warp_sum(qk) * q_scale * k_scale;
+        // Even lanes have the sums of k, odd ones those of q: row g in the first two, row g + 8 in the others.
+        float low = sums[0][0] + sums[0][1] + sums[1][0] + sums[1][1], high = sums[0][2] + sums[0][3] + sums[1][2] + sums[1][3];
+        float other = __shfl_xor_sync(FULL, lane % 2 ? low : high, 1);
+        float with_k = (lane % 2 ? other : low) * k_scale, with_q = (lane % 2 ? high : other) * q_scale;
+        // c_i, the factors of d_i, and A.
+        float past[WRITE_EVERY - 1], all_kept = 1.f, past_k = 0.f, past_q = 0.f;
 #pragma unroll
-        for (int j = 0; j < LANE_KEYS; j++) {
-            qs[j] *= q_scale;
-            ks[j] *= k_scale;
-            qk += qs[j] * ks[j];
+        for (int i = WRITE_EVERY - 2; i >= 0; i--) {
+            past[i] = 0.f;
+            if (i >= run.deferred) continue;
+            const Update &update = s.lacks.updates[i];
+            float of_k = 0.f, of_q = 0.f;
+#pragma unroll
+            for (int j = 0; j < LANE_KEYS; j++) {
+                of_k += update.k[lane * LANE_KEYS + j] * k[j];
+                of_q += update.k[lane * LANE_KEYS + j] * q[j];
+            }
+            past[i] = all_kept;
+            past_k += all_kept * (warp_sum(of_k) * k_scale) * update.d[value];
+            past_q += all_kept * (warp_sum(of_q) * q_scale) * update.d[value];
+            all_kept *= s.lacks.kept[i];
         }
-        qk = warp_sum(qk);
+        float d = beta * (s.qkv[2 * KEY_DIM + value] - kept * (all_kept * with_k + past_k));
+        y = owner ? kept * (all_kept * with_q + past_q) + d * qk : 0.f;
+        if (!run.folds) {
+            if (owner) home.updates[run.deferred].d[value] = d;
+            if (warp == 0)
 #pragma unroll
-        for (int first = 0; first < WARP_VALUES; first += AT_ONCE) {
-            // Numbers 0 to AT_ONCE - 1: S k; behind them S q.
-            float sums[2 * AT_ONCE];
+                for (int j = 0; j < LANE_KEYS; j++) home.updates[run.deferred].k[lane * LANE_KEYS + j] = k[j] * k_scale;
+            if (threadIdx.x == 0) home.kept[run.deferred] = kept;
+        } else {
+            float of_k[2], of_past[2][WRITE_EVERY - 1];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                sums[i] = sums[AT_ONCE + i] = 0.f;
-                if (first + i < WARP_VALUES)
+            for (int r = 0; r < 2; r++) {
+                of_k[r] = __shfl_sync(FULL, d, lane / 4 * 4 + r) * k_scale;
 #pragma unroll
-                    for (int j = 0; j < LANE_KEYS; j++) {
-                        sums[i] += s[first + i][j] * ks[j];
-                        sums[AT_ONCE + i] += s[first + i][j] * qs[j];
+                for (int i = 0; i < WRITE_EVERY - 1; i++)
+                    of_past[r][i] = i < run.deferred ? kept * past[i] * s.lacks.updates[i].d[warp * 16 + g + 8 * r] : 0.f;
+            }
+            all_kept *= kept;
+#pragma unroll
+            for (int j = 0; j < ROW_PIECES / 4; j++) {
+                int piece = 4 * j + t;
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    U4 before = piece_of(g + 8 * r, piece);
+                    float x[PIECE];
+#pragma unroll
+                    for (int e = 0; e < PIECE; e++) {
+                        x[e] = all_kept * number(before, e) + of_k[r] * s.qkv[KEY_DIM + piece * PIECE + e];
+#pragma unroll
+                        for (int i = 0; i < WRITE_EVERY - 1; i++)
+                            if (i < run.deferred) x[e] += of_past[r][i] * s.lacks.updates[i].k[piece * PIECE + e];
                     }
-            }
-            float sum = transposed_sums(sums), of_q = __shfl_sync(FULL, sum, AT_ONCE + lane % AT_ONCE);
-            int at = warp * WARP_VALUES + first + lane % AT_ONCE;
-            bool live = lane < AT_ONCE && first + lane < WARP_VALUES;
-            float d = live ? beta * (v[at] - kept * sum) : 0.f;
-            if (live) o[at] = kept * of_q + d * qk;
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                float of_i = __shfl_sync(FULL, d, i);
-                if (first + i < WARP_VALUES)
-                    store_keys(state + (first + i) * KEY_DIM, s[first + i], kept, of_i, ks);
+                    state[(warp * 16 + g + 8 * r) * ROW_PIECES + piece] = pack(x);
+                }
             }
         }
-        __syncthreads();
-        float y = threadIdx.x < VALUE_DIM ? o[threadIdx.x] : 0.f;
-        float scale = rsqrtf(block_sum256(y * y, partial) / VALUE_DIM + eps);
-        if (threadIdx.x < VALUE_DIM)
-            attended[(long long)run.row0 * VALUE_HEADS * VALUE_DIM + head * VALUE_DIM + threadIdx.x] =
-                f32_to_half(y * scale * weight * delta_gate(z));
     }
+    float squares = warp_sum(y * y);
+    if (lane == 0) s.partial[warp] = squares;
+    __syncthreads();
+    float total = 0.f;
+#pragma unroll
+    for (int i = 0; i < THREADS / WARP; i++) total += s.partial[i];
+    if (owner)
+        attended[((long long)run.row0 * VALUE_HEADS + head) * VALUE_DIM + value] =
+            f32_to_half(y * rsqrtf(total / VALUE_DIM + eps) * weight * delta_gate(z));
 }

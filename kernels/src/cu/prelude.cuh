@@ -184,17 +184,25 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u
 }
 #endif
 
-#ifdef TL_F16
-__device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    mma_f16(d, a0, a1, a2, a3, b0, b1);
-}
-#else
-__device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+// From compute capability 8.0 on, as is the next.
+__device__ __forceinline__ void mma_bf16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+// D[16,8] += A[16,8] B[8,8], of f32 whose last 13 bits do not count.
+__device__ __forceinline__ void mma_tf32(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#ifdef TL_F16
+    mma_f16(d, a0, a1, a2, a3, b0, b1);
+#else
+    mma_bf16(d, a0, a1, a2, a3, b0, b1);
 #endif
+}
 
 // D[16,8] = A[16,16] B[16,8]: zeros need no registers.
 __device__ __forceinline__ void mma_zero(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -442,7 +450,7 @@ __device__ __forceinline__ float gated(float y, float gate) { return y / (1.f + 
 // --- the step's structures, written by the host and by `begin_step` ---------------------------------------------------
 
 // One run of consecutive rows of one seat; mirrors `RunUpload` of backend-cuda.
-struct RunInfo {
+struct __align__(16) RunInfo {
     int seat;
     int rows;
     int row0;
@@ -451,6 +459,9 @@ struct RunInfo {
     int end;     // filled by begin_step: the seat's length after this run
     int item0;   // filled by begin_step: first decode work item
     int splits;  // of a single row's keys, filled by begin_step; of a prompt's, what the host wants and begin_step allows
+    int deferred;  // updates that the seat's recurrent states lack before this run
+    int folds;     // not 0: a single row writes the states, with all that was deferred
+    int pad[2];
 };
 
 struct StepInfo {
@@ -526,6 +537,20 @@ __device__ __forceinline__ float delta_gate(float z) {
     return z * s;
 #endif
 }
+
+// Single rows read a state and do not write it: every WRITE_EVERY-th takes in what the others left here, oldest first.
+//
+//   S = kept S + d k^T
+#ifndef WRITE_EVERY
+#define WRITE_EVERY 4
+#endif
+struct Update {
+    float k[KEY_DIM], d[VALUE_DIM];
+};
+struct __align__(16) Deferred {
+    Update updates[WRITE_EVERY - 1];
+    float kept[(WRITE_EVERY + 2) / 4 * 4];
+};
 
 // A state that a run of several rows leaves on its way, after `at` tokens: a multiple of 64 before its end. Mirrors
 // `SaveUpload`; a step's are in the order of its runs, and of a run in the order of `at`.

@@ -41,6 +41,10 @@ def near(what, found, wanted, bound):
     assert error < bound, f"{what}: {error} of the largest value, {bound} allowed"
 
 
+def run_info(seat, rows, row0, token0, emit, end, item0=0, splits=0, deferred=0, folds=0):
+    return (seat, rows, row0, token0, emit, end, item0, splits, deferred, folds, 0, 0)
+
+
 def silu(x):
     return x / (1 + np.exp(-x))
 
@@ -101,7 +105,7 @@ def decode_case(heads, kv_heads, dim, rotated, gated, lengths):
     angle = np.random.default_rng(8).uniform(0, 6, (max(lengths), rotated // 2))
     rotation = np.stack([np.cos(angle), np.sin(angle)], -1).astype(np.float32)
     first = np.cumsum([0] + [count * kv_heads for count in splits])
-    runs = [(i, 1, i, -1, i, length, first[i], splits[i]) for i, length in enumerate(lengths)]
+    runs = [run_info(i, 1, i, -1, i, length, first[i], splits[i]) for i, length in enumerate(lengths)]
     items = [(i, j % kv_heads, j // kv_heads, first[i] + j) for i in range(len(lengths)) for j in range(splits[i] * kv_heads)]
     np.random.default_rng(9).shuffle(items)
     scale = LOG2E / np.sqrt(dim)
@@ -185,7 +189,7 @@ def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):
     rows = noise(5, total + tokens, all_heads, dim, scale=1.5)
     runs, tiles, row0 = [], [], 0
     for seat, (count, start, splits) in enumerate(prompts):
-        runs.append((seat, count, row0, 0, -1, start + count, len(tiles), splits))
+        runs.append(run_info(seat, count, row0, 0, -1, start + count, len(tiles), splits))
         last = -(-count // tokens) - 1
         for j in range((last + 1) * kv_heads * splits):
             tiles.append((seat, j // splits % kv_heads, last - j // splits // kv_heads, j % splits))
@@ -216,7 +220,7 @@ def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):
     found = memory.get(out, np.uint16, (total + 1) * heads * dim).reshape(total + 1, heads, dim)
     assert (found[total] == 0xffff).all(), "a row behind the last was written"
     wanted = np.zeros((total, heads, dim))
-    for seat, count, row0, _, _, end, _, _ in runs:
+    for seat, count, row0, _, _, end, *_ in runs:
         for head in range(kv_heads):
             keys, values = (np.array([wide(part(seat, head, at)) for at in range(end)]) for part in (pages.key, pages.value))
             for row in range(count):
@@ -417,9 +421,12 @@ def products_in_whole_numbers():
 # --- the delta rule -------------------------------------------------------------------------------------------------------
 
 
-def delta_case(state_bits, runs_count, blocks):
-    """Single rows of several sequences, more heads than blocks, beside a longer run that is none of the kernel's business."""
-    key_heads, value_heads, dim = 1, 2, 64
+def delta_case(state_bits, dim):
+    """Single rows of several sequences, with all numbers of deferred updates, beside a longer run that is none of the kernel's
+    business."""
+    updates = [(0, 0), (1, 0), (2, 1), (3, 1), (0, 1), (1, 1)]  # deferred before, and whether the row folds them
+    runs_count = len(updates)
+    key_heads, value_heads = 1, 2
     channels = (2 * key_heads + value_heads) * dim
     width = channels + value_heads * dim + 16  # beta and alpha of the heads, and zeros to whole tiles
     random = np.random.default_rng(4)
@@ -429,23 +436,26 @@ def delta_case(state_bits, runs_count, blocks):
     mix, rings = noise(5, runs_count + 2, width), noise(6, runs_count + 1, 4, channels)
     states = normal(runs_count + 1, value_heads, dim, dim) * np.float32(0.3)
     states = half(states) if state_bits == 16 else states
-    runs = [(i, 1, i, -1, i, 5 + i if i else 1, 0, 0) for i in range(runs_count)] + [(runs_count, 2, runs_count, 0, -1, 9, 0, 0)]
-    info = np.zeros(8, np.int32)
-    info[[0, 1]] = len(runs), runs_count + 2
+    runs = [run_info(i, 1, i, -1, i, 5 + i if i else 1, deferred=deferred, folds=folds) for i, (deferred, folds) in enumerate(updates)]
+    runs.append(run_info(runs_count, 2, runs_count, 0, -1, 9))
+    # Of each seat and head three updates (k, d), their decays, and one number more.
+    lacks = normal(runs_count + 1, value_heads, 6 * dim + 4) * np.float32(0.2)
+    lacks[..., 6 * dim:] = 0.9 + lacks[..., 6 * dim:] / 10
     flags = dict(KEY_HEADS=key_heads, VALUE_HEADS=value_heads, KEY_DIM=dim, VALUE_DIM=dim, TILED=0, GATE_SIGMOID=0, INVARIANT=0,
-                 STATE16=int(state_bits == 16))
-    memory = Memory(1 << 22)
+                 STATE16=int(state_bits == 16), WRITE_EVERY=4)
+    memory = Memory(1 << 23)
     out = memory.put(np.full((runs_count + 2, value_heads * dim), 0xffff, np.uint16))
-    rows, state_at, ring_at = memory.put(mix), memory.put(states), memory.put(rings)
-    shared = dim * dim * state_bits // 8 + 3 * dim * 24 + dim * 2
+    rows, state_at, lacks_at, ring_at = (memory.put(x) for x in (mix, states, lacks, rings))
+    shared = (dim * dim + 4 * dim) * state_bits // 8 + 4 * 64 + (6 * dim + 4) * 4 + (3 * dim + 8) * 4
     gates = rows + (channels + value_heads * dim) * 2
     kernel("delta_step", **flags).run(
-        memory, blocks, 256, shared,
-        [out, rows, np.int32(width), gates, np.int32(width), state_at, ring_at,
-         *(memory.put(x) for x in (taps, decay, bias, norm, info, np.array(runs, np.int32))), EPS], 1)
+        memory, len(runs) * value_heads, 256, shared,
+        [out, rows, np.int32(width), gates, np.int32(width), state_at, lacks_at, ring_at,
+         *(memory.put(x) for x in (taps, decay, bias, norm, np.array(runs, np.int32))), EPS], 1)
     found = memory.get(out, np.uint16, (runs_count + 2) * value_heads * dim).reshape(runs_count + 2, -1)
     assert (found[runs_count:] == 0xffff).all(), "rows of a longer run"
     after = memory.get(state_at, states.dtype, states.size).reshape(states.shape)
+    lacks_after = memory.get(lacks_at, np.float32, lacks.size).reshape(lacks.shape)
     ring_after = memory.get(ring_at, np.uint16, rings.size).reshape(rings.shape)
     value = wide if state_bits == 16 else lambda x: x.astype(np.float64)
     for i in range(runs_count):
@@ -463,18 +473,33 @@ def delta_case(state_bits, runs_count, blocks):
             v, z = c[(2 + head) * dim:(3 + head) * dim], wide(mix[i, channels + head * dim:channels + (head + 1) * dim])
             beta, alpha = (wide(mix[i, channels + value_heads * (dim + j) + head]) for j in (0, 1))
             beta, kept = 1 / (1 + np.exp(-beta)), np.exp(decay[head] * np.log1p(np.exp(alpha + bias[head])))
-            s = kept * value(states[i, head]) if position else np.zeros((dim, dim))
-            s = s + np.outer(beta * (v - s @ k), k)
+            before = value(states[i, head])
+            s = before if position else np.zeros((dim, dim))
+            deferred, folds = updates[i]
+            old_k, old_d = lacks[i, head, :6 * dim].reshape(3, 2, dim).astype(np.float64).transpose(1, 0, 2)
+            for j in range(deferred):
+                s = lacks[i, head, 6 * dim + j] * s + np.outer(old_d[j], old_k[j])
+            s = kept * s
+            d = beta * (v - s @ k)
+            s = s + np.outer(d, k)
             y = s @ q
             y = y / np.sqrt((y * y).mean() + EPS) * norm * silu(z)
-            near("state", value(after[i, head]), s, 0.01 if state_bits == 16 else 1e-5)
+            if folds:
+                near("state", value(after[i, head]), s, 0.01 if state_bits == 16 else 1e-5)
+                same([lacks_after[i, head]], [lacks[i, head]])
+            else:
+                same([after[i, head]], [states[i, head]])
+                new = lacks_after[i, head, deferred * 2 * dim:][:2 * dim]
+                near("update", new, np.concatenate([k, d]), 1e-5)
+                near("decay", lacks_after[i, head, 6 * dim + deferred], kept, 1e-5)
             near("attended", wide(found[i, head * dim:(head + 1) * dim]), y, 0.02)
 
 
 @check
 def delta_rule_of_single_rows():
-    delta_case(32, 5, 3)
-    delta_case(16, 5, 3)
+    for bits in 32, 16:
+        for dim in 64, 128:
+            delta_case(bits, dim)
 
 
 def main():

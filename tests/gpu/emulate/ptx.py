@@ -394,7 +394,7 @@ class Kernel:
         inputs = [self.value(op, max(bits, 8)) for op in ops[1:]]
         if kind == "pred":
             def run(w, on):
-                self.store(w, on, ops[0], function(*[f(w) for f in inputs]))
+                self.store(w, on, ops[0], function(*[f(w).astype(bool) for f in inputs]))
         elif floats:
             def run(w, on):
                 with np.errstate(all="ignore"):
@@ -943,11 +943,14 @@ class Kernel:
     # --- products -------------------------------------------------------------------------------------------------------
 
     def do_mma(self, words, ops):
-        """Of 16-bit floats (k16) or bytes (k32): a register has `per` values of neighbouring k."""
-        whole = "m16n8k32" in words and words[-1] == "s32"
-        if not whole and not ("m16n8k16" in words and words[-1] == "f32"):
+        """Of tf32 (k8), 16-bit floats (k16) or bytes (k32): a register has `per` values of neighbouring k."""
+        whole, single = "m16n8k32" in words and words[-1] == "s32", "m16n8k8" in words and words[-2] == "tf32"
+        if not whole and not single and not ("m16n8k16" in words and words[-1] == "f32"):
             raise Fault(f"`{'.'.join(words)}` is not known here")
-        if whole:
+        if single:
+            per, number, result = 1, np.float64, np.float32
+            left = right = lambda x: (x & np.uint32(0xffffe000)).view(np.float32)
+        elif whole:
             per, number, result = 4, np.int64, np.int32
             left, right = ((lambda x, kind=kind: x.astype(np.uint8).view(kind)) for kind in ({"s8": np.int8, "u8": np.uint8}[w] for w in words[-3:-1]))
         else:

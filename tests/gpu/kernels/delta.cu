@@ -19,7 +19,11 @@
 #include <vector>
 
 #define MIX (CHANNELS + VALUE_HEADS * (VALUE_DIM + 2))  // here beta and alpha stand behind z
+#include "prelude.cuh"
+namespace step {
 #include "delta_step.cu"
+}
+#undef PIECE
 #include "delta_conv.cu"
 #undef ROWS
 #undef LANE
@@ -34,7 +38,7 @@ namespace scan {
 #include "delta_out.cu"
 #include "harness.cuh"
 
-const int SEATS = 130, ROWS_MAX = 16384, STEP_SHARED = VALUE_DIM * KEY_DIM * sizeof(StateValue) + sizeof(Inputs);
+const int SEATS = 130, ROWS_MAX = 16384, STEP_SHARED = sizeof(step::Shared);
 const float EPS = 1e-6f;
 std::mt19937 random_bits(3);
 float normal() { return std::normal_distribution<float>()(random_bits); }
@@ -113,11 +117,15 @@ struct Reference {
 struct Bench {
     Model m;
     StateValue *states;
+    Deferred *deferred;
+    int written[SEATS] = {};  // each seat's length when its matrices were
     float *chunk_g;
     u16 *rings, *mix, *conv, *attended, *chunk_u, *chunk_w, *chunk_p;
     Bench() {
         size_t state = (size_t)VALUE_HEADS * VALUE_DIM * KEY_DIM, chunks = ROWS_MAX / 64 + SEATS;
         CHECK(cudaMalloc(&states, SEATS * state * sizeof(StateValue)));
+        CHECK(cudaMalloc(&deferred, SEATS * VALUE_HEADS * sizeof(Deferred)));
+        CHECK(cudaMemset(deferred, 0x3e, SEATS * VALUE_HEADS * sizeof(Deferred)));
         CHECK(cudaMalloc(&rings, SEATS * 4ull * CHANNELS * 2));
         CHECK(cudaMalloc(&mix, (size_t)ROWS_MAX * MIX * 2));
         CHECK(cudaMalloc(&conv, (size_t)ROWS_MAX * CHANNELS * 2));
@@ -138,6 +146,10 @@ struct Bench {
         for (auto &r : runs) {
             RunInfo info = {};
             info.seat = r[0], info.rows = r[2], info.row0 = row0, info.end = r[1] + r[2];
+            int &seat_written = written[r[0]];
+            if (r[1] == 0) seat_written = 0;
+            info.deferred = r[1] - seat_written, info.folds = r[2] == 1 && (r[1] == 0 || info.end % WRITE_EVERY == 0);
+            if (r[2] > 1 || info.folds) seat_written = info.end;
             infos.push_back(info);
             for (int i = 0; i < r[2]; i++) seat.push_back(r[0]), position.push_back(r[1] + i);
             row0 += r[2];
@@ -152,7 +164,7 @@ struct Bench {
         CHECK(cudaMemcpy(mix, rows_mix.data(), rows_mix.size() * 2, cudaMemcpyHostToDevice));
         CHECK(cudaMemset(attended, 0xff, (size_t)row0 * VALUE_HEADS * VALUE_DIM * 2));
         CHECK(cudaMemset(conv, 0xff, (size_t)row0 * CHANNELS * 2));
-        CHECK(cudaFuncSetAttribute(delta_step, cudaFuncAttributeMaxDynamicSharedMemorySize, STEP_SHARED));
+        CHECK(cudaFuncSetAttribute(step::delta_step, cudaFuncAttributeMaxDynamicSharedMemorySize, STEP_SHARED));
         CHECK(cudaFuncSetAttribute(chunk::delta_chunk, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(chunk::Shared)));
         CHECK(cudaFuncSetAttribute(scan::delta_scan, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(scan::Shared)));
         float best = 1e9, parts[4] = {};
@@ -161,14 +173,14 @@ struct Bench {
             for (auto &x : e) cudaEventCreate(&x);
             cudaEventRecord(e[0]);
             if (singles)
-                delta_step<<<std::min<int>(runs.size() * VALUE_HEADS, 264), 256, STEP_SHARED>>>(attended, mix, MIX, mix + CHANNELS + VALUE_HEADS * VALUE_DIM, MIX, states, rings, m.d_taps, m.d_decay, m.d_bias, m.d_norm, d_step, d_runs, EPS);
+                step::delta_step<<<runs.size() * VALUE_HEADS, 256, STEP_SHARED>>>(attended, mix, MIX, mix + CHANNELS + VALUE_HEADS * VALUE_DIM, MIX, states, deferred, rings, m.d_taps, m.d_decay, m.d_bias, m.d_norm, d_runs, EPS);
             cudaEventRecord(e[1]);
             if (chunks) {
                 delta_conv<<<dim3((row0 + 15) / 16, (CHANNELS / KEY_DIM + 3) / 4), 128>>>(conv, mix, MIX, rings, m.d_taps, d_seat, d_position, row0);
                 cudaEventRecord(e[2]);
                 chunk::delta_chunk<<<dim3(chunks, VALUE_HEADS), 128, sizeof(chunk::Shared)>>>(chunk_u, chunk_w, chunk_p, chunk_g, conv, mix + CHANNELS + VALUE_HEADS * VALUE_DIM, MIX, m.d_decay, m.d_bias, d_step, d_runs);
                 cudaEventRecord(e[3]);
-                scan::delta_scan<<<dim3(runs.size(), VALUE_HEADS * SPLITS), 128, sizeof(scan::Shared)>>>(conv, chunk_u, chunk_w, chunk_p, chunk_g, states, d_runs, nullptr, 0);
+                scan::delta_scan<<<dim3(runs.size(), VALUE_HEADS * SPLITS), 128, sizeof(scan::Shared)>>>(conv, chunk_u, chunk_w, chunk_p, chunk_g, states, deferred, d_runs, nullptr, 0);
                 cudaEventRecord(e[4]);
                 delta_out<<<dim3(row0, (VALUE_HEADS + 3) / 4), 128>>>(attended, conv, mix, MIX, rings, m.d_norm, d_seat, d_position, row0, EPS, nullptr, 0, d_step, d_runs);
             }
@@ -220,15 +232,20 @@ void check(Bench &b, const char *name, std::vector<int> cuts) {
         at += c;
     }
     size_t head_state = VALUE_DIM * KEY_DIM;
+    int missing = total - b.written[5];
     double worst_o = 0, worst_s = 0;
     for (int head : {0, VALUE_HEADS / 2 + 1 < VALUE_HEADS ? VALUE_HEADS / 2 + 1 : 0, VALUE_HEADS - 1}) {
         Reference r;
         double error = 0, size = 0;
         auto state_error = [&](StateValue *from, int place) {
             auto got = from_device(from + ((size_t)place * VALUE_HEADS + head) * head_state, head_state);
+            auto lacks = from_device(b.deferred + place * VALUE_HEADS + head, 1)[0];
             double e = 0, n = 0;
             for (size_t i = 0; i < head_state; i++) {
-                double d = value_of(got[i]) - r.s[i];
+                double s = value_of(got[i]);
+                for (int j = 0; j < missing; j++)
+                    s = lacks.kept[j] * s + (double)lacks.updates[j].d[i / KEY_DIM] * lacks.updates[j].k[i % KEY_DIM];
+                double d = s - r.s[i];
                 e += d * d, n += r.s[i] * r.s[i];
             }
             return std::sqrt(e / n);
@@ -258,6 +275,11 @@ __global__ void fill_states(StateValue *to, size_t count) {
     }
 }
 
+__global__ void fill_floats(float *to, size_t count) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
+        to[i] = (float)((u32)i * 2654435761u >> 8) / 16777216.f - 0.5f;
+}
+
 // More (run, head) than blocks, and each run alone.
 void together(Bench &b) {
     const int rows = 128;
@@ -267,6 +289,8 @@ void together(Bench &b) {
     for (int i = 0; i < rows; i++) runs.push_back({i, 100 + i, 1});
     auto begin = [&]() {
         fill_states<<<1024, 256>>>(b.states, SEATS * state);
+        fill_floats<<<1024, 256>>>((float *)b.deferred, SEATS * VALUE_HEADS * sizeof(Deferred) / 4);
+        for (int i = 0; i < rows; i++) b.written[i] = (100 + i) / WRITE_EVERY * WRITE_EVERY;
         CHECK(cudaMemset(b.rings, 0x3e, SEATS * 4ull * CHANNELS * 2));
     };
     begin();
@@ -275,12 +299,15 @@ void together(Bench &b) {
     int differ = 0;
     for (int row : {0, 1, 63, 127}) {
         auto after = from_device(b.states + row * state, state);
+        auto lacks = from_device(b.deferred + row * VALUE_HEADS, VALUE_HEADS);
         begin();
         b.step({runs[row]}, std::vector<u16>(mix.begin() + (size_t)row * MIX, mix.begin() + (size_t)(row + 1) * MIX), 1);
         auto alone = from_device(b.attended, width);
         auto alone_after = from_device(b.states + row * state, state);
         differ += memcmp(&out[row * width], alone.data(), width * 2) != 0;
+        auto alone_lacks = from_device(b.deferred + row * VALUE_HEADS, VALUE_HEADS);
         differ += memcmp(after.data(), alone_after.data(), state * sizeof(StateValue)) != 0;
+        differ += memcmp(lacks.data(), alone_lacks.data(), VALUE_HEADS * sizeof(Deferred)) != 0;
         begin();
         b.step(runs, mix, 1);
     }
@@ -295,16 +322,21 @@ int main() {
         check(b, "one chunk", {64});
         check(b, "part of a chunk", {23, 1, 1});
         check(b, "five tokens, twice", {2, 3});
+        check(b, "chunks behind single rows", {5, 1, 1, 70, 1, 3, 1});
         check(b, "many chunks", {700});
         check(b, "many runs", {64, 192, 128, 100, 1, 1, 1});
         together(b);
     }
     for (int rows : {1, 8, 32, 128}) {
-        std::vector<std::array<int, 3>> runs;
-        for (int i = 0; i < rows; i++) runs.push_back({i, 100, 1});
-        float ms = b.step(runs, sequence(rows), 20);
-        double bytes = rows * 2.0 * VALUE_HEADS * VALUE_DIM * KEY_DIM * sizeof(StateValue);
-        printf("time  %4d single rows %38.1f us, %.2f TB/s of state\n", rows, ms * 1e3, bytes / ms / 1e9);
+        float of[WRITE_EVERY], mean = 0.f;
+        for (int behind = 0; behind < WRITE_EVERY; behind++) {
+            std::vector<std::array<int, 3>> runs;
+            for (int i = 0; i < rows; i++) b.written[i] = 100, runs.push_back({i, 100 + behind, 1});
+            of[behind] = b.step(runs, sequence(rows), 20);
+            mean += of[behind] / WRITE_EVERY;
+        }
+        double bytes = rows * (1.0 + 1.0 / WRITE_EVERY) * VALUE_HEADS * VALUE_DIM * KEY_DIM * sizeof(StateValue);
+        printf("time  %4d single rows %6.1f us, %.1f to %.1f, %.2f TB/s of state\n", rows, mean * 1e3, of[0] * 1e3, of[WRITE_EVERY - 1] * 1e3, bytes / mean / 1e9);
     }
     for (int rows : {300, 1024, 8000, 16000}) {
         float ms = b.step({{3, 0, rows}}, sequence(rows), 5);

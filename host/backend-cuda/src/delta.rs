@@ -241,8 +241,8 @@ fn stages(arch: u32) -> usize {
 /// Shared memory of `delta_step`, whose structure says the same: a head's state, what it lacks, four columns of keys, each
 /// padded by 64 bytes, the head's channels, and sums of eight warps.
 ///
-/// `spread`: so much that a multiprocessor has room for one block. Behind our own products, which let it begin before they
-/// have ended, blocks else gather where there is room first: 1.68 instead of 1.46 ms for one row of eight layers of 9B.
+/// `spread`: so much that a multiprocessor has room for one block. Among kernels that load through the first cache, as our
+/// own products do, two or three blocks cost more than they bring: 1.68 instead of 1.46 ms for one row of eight layers of 9B.
 fn step_shared(shape: &DeltaShape, state_type: StateType, spread: bool) -> u32 {
     let of_key = |keys: usize| keys * state_type.bytes();
     let columns = 4 * (of_key(shape.key_dim) + 64);

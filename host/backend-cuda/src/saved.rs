@@ -157,7 +157,7 @@ impl Ledger {
             }
         }
         let invariant = self.invariant;
-        let few = !invariant && step.runs.iter().map(|run| run.rows).sum::<u32>() <= WRITE_ALWAYS_ROWS;
+        let always = !invariant && step.runs.iter().map(|run| run.rows).sum::<u32>() <= WRITE_ALWAYS_ROWS;
         for run in step.runs {
             let held = self.held(run.seat)?;
             if !held.ready {
@@ -165,7 +165,7 @@ impl Ledger {
             }
             let single = is_single(run, invariant);
             // A first row finds whatever the seat before left.
-            let folds = single && (few || held.length == 0 || run.end_max.is_multiple_of(WRITE_EVERY));
+            let folds = single && (always || held.length == 0 || run.end_max.is_multiple_of(WRITE_EVERY));
             let deferred = held.length.saturating_sub(held.written).min(WRITE_EVERY - 1);
             states.updates.push(StateUpdate { deferred: deferred as i32, folds: i32::from(folds) });
             held.length = run.end_max;

@@ -45,7 +45,8 @@ template <class Use> __device__ __forceinline__ void each(State &state, Use use)
 
 extern "C" __global__ void __launch_bounds__(128) delta_scan(u16 *conv, const u16 *chunk_u, const u16 *chunk_w,
                                                              const u16 *chunk_p, const float *chunk_g, StateValue *states,
-                                                             const Deferred *deferred, const RunInfo *runs, const StateSave *saves, int saves_total) {
+                                                             const Deferred *deferred, const RunInfo *runs,
+                                                             const StateSave *saves, int saves_total) {
     extern __shared__ __align__(16) u8 bytes[];
     Shared &s = *(Shared *)bytes;
     RunInfo run = runs[blockIdx.x];

@@ -153,8 +153,9 @@ impl Delta {
     ) -> Result<Self, BackendError> {
         let [step, conv, chunk, scan, out] = kernels(compiler, &shape, (state_type, invariant))?;
         let (chunk_shared, scan_shared) = (chunk_shared(&shape), scan_shared(&shape, stages(compiler.target.arch)));
-        let step_shared =
-            [false, true].map(|spread| step_shared(&shape, state_type, spread && compiler.target.arch >= 90));
+        // Others have less, or none that begins early.
+        let spreads = matches!(compiler.target.arch, 90 | 100);
+        let step_shared = [false, true].map(|spread| step_shared(&shape, state_type, spread && spreads));
         step.allow_shared(step_shared[1])?;
         chunk.allow_shared(chunk_shared)?;
         scan.allow_shared(scan_shared)?;

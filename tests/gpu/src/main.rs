@@ -1,11 +1,13 @@
-//! `gpu-check [parity|blocks|states|invariant|speed|steps|profile|all|targets|smallest] [fp8|q4_k_m|..] [folder=DIR] [arch=N]
-//! [only=TEXT]`: the CUDA backend against the CPU one on small random models, then the speed table.
+//! `gpu-check [parity|blocks|states|invariant|speed|steps|profile|all|targets|smallest] [fp8|q4_k_m|..] [folder=DIR]
+//! [layers=N] [states=bf16] [arch=N] [only=TEXT]`: the CUDA backend against the CPU one on small random models, then the speed table.
 //!
 //! Parity compares the logprobs of whole models over prefill chunks, mixed steps and decodes, forced along one token
 //! sequence, and that graphs, batches and chunk borders change nothing; `arch=70` runs an older card's code paths. Speed
 //! drives the backend of a full-size random model without HTTP and prints each figure with its share of the card's floor;
 //! `fp8` quantises its weights, the name of a GGUF mix makes them random blocks of it; `steps` shows what chunks of a prompt
-//! cost beside 16 decodes. `folder=DIR`: `speed` and `profile` take the shape of that config.json instead of Qwen3-8B's.
+//! cost beside 16 decodes. `folder=DIR`: `speed` and `profile` take the shape of that config.json instead of Qwen3-8B's;
+//! `layers=N`: its first N layers, which load in a second and show what one of them costs; `states=bf16`: its recurrent
+//! states in 16 bits.
 //! `blocks` and `states` are the parts of parity that are about block formats and saved recurrent states. `invariant`
 //! asks the probe of `tests/probe` whether texts depend on their company, with `batch_invariant` and without. `targets`
 //! compiles every kernel for every card, and needs none. `smallest` runs each kernel once or twice, for compute-sanitizer;
@@ -23,10 +25,10 @@ mod speed;
 mod states;
 mod targets;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use backend_cuda::StateType;
 use model::dummy::Mix;
 
 /// What the command line asks for.
@@ -36,7 +38,7 @@ struct Asked {
     /// Compute capability times ten.
     arch: Option<u32>,
     machines: Vec<u32>,
-    folder: Option<PathBuf>,
+    shape: speed::Shape,
     /// Of checks those with it in their name.
     only: String,
     /// Of `smallest`: only steps that need nothing of the library; of `speed`: only decodes of few rows.
@@ -49,14 +51,16 @@ fn asked() -> Result<Asked> {
         weights: speed::Weights::Half,
         arch: None,
         machines: Vec::new(),
-        folder: None,
+        shape: speed::Shape::default(),
         only: String::new(),
         few: false,
     };
     for word in std::env::args().skip(1) {
         match word.split_once('=') {
             Some(("arch", number)) => asked.arch = Some(number.parse().with_context(|| word.clone())?),
-            Some(("folder", path)) => asked.folder = Some(path.into()),
+            Some(("folder", path)) => asked.shape.folder = Some(path.into()),
+            Some(("layers", number)) => asked.shape.layers = Some(number.parse().with_context(|| word.clone())?),
+            Some(("states", "bf16")) => asked.shape.states = StateType::Bf16,
             Some(("only", text)) => asked.only = text.into(),
             _ if word == "few" => asked.few = true,
             _ if word == "fp8" => asked.weights = speed::Weights::Fp8,
@@ -97,7 +101,7 @@ fn main() -> ExitCode {
         }
     };
     let alone = match asked.what.as_str() {
-        "profile" => Some(speed::profile(&asked.weights, asked.folder.as_deref())),
+        "profile" => Some(speed::profile(&asked.weights, &asked.shape)),
         "steps" => Some(speed::steps(&asked.weights, &asked.machines)),
         "targets" => Some(targets::run(&asked.machines)),
         "smallest" => Some(smallest::run(asked.arch, asked.few)),
@@ -131,7 +135,7 @@ fn main() -> ExitCode {
     }
     let cells = if asked.what == "speed" { asked.only.as_str() } else { "" };
     if !matches!(asked.what.as_str(), "parity" | "blocks" | "states" | "invariant")
-        && let Err(error) = speed::run(&asked.weights, asked.folder.as_deref(), asked.few, cells)
+        && let Err(error) = speed::run(&asked.weights, &asked.shape, asked.few, cells)
     {
         failed += 1;
         println!("FAIL  speed: {error:#}");

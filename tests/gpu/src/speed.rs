@@ -1,6 +1,6 @@
 //! Step times of a full-size random model, with the share of the card's floor beside each.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -8,9 +8,10 @@ use backend::Backend;
 use backend::load::{LoadOptions, Quantization};
 use backend::ops::{AttentionShape, ModelSpec, Rope};
 use backend::weights::Weight;
-use backend_cuda::CudaOptions;
+use backend_cuda::{CudaOptions, StateType};
 use contract::TokenId;
 use contract::sampling::SamplingParams;
+use model::HfFolder;
 use model::decoder::Settings;
 use model::dummy::Mix;
 
@@ -59,23 +60,52 @@ impl Weights {
     }
 }
 
-/// Random weights in the shape of a folder's config.json, or of Qwen3-8B.
-fn plain(folder: Option<&Path>, qwen3: &Settings) -> Result<ModelSpec> {
-    Ok(match folder {
-        Some(folder) => model::load_dummy(folder, 1)?.spec,
-        None => model::dummy::spec(qwen3, VOCAB, 1)?,
-    })
+/// What is timed instead of Qwen3-8B with states in f32, which it has none of.
+#[derive(Default)]
+pub struct Shape {
+    /// Of its config.json.
+    pub folder: Option<PathBuf>,
+    /// So many, the first.
+    pub layers: Option<u32>,
+    pub states: StateType,
+}
+
+impl Shape {
+    /// Random weights.
+    fn plain(&self, qwen3: Settings) -> Result<ModelSpec> {
+        let (mut settings, vocab) = match &self.folder {
+            Some(folder) => {
+                let config = HfFolder::open(folder)?.config;
+                (config.settings, config.vocab)
+            }
+            None => (qwen3, VOCAB),
+        };
+        if let Some(layers) = self.layers {
+            settings.layers = layers.min(settings.layers);
+            if let Some(hybrid) = &mut settings.hybrid {
+                hybrid.attends.truncate(settings.layers as usize);
+            }
+        }
+        Ok(model::dummy::spec(&settings, vocab, 1)?)
+    }
+
+    fn name(&self) -> String {
+        let name = self.folder.as_ref().map_or("Qwen3-8B".into(), |folder| folder.display().to_string());
+        let layers = self.layers.map_or_else(String::new, |layers| format!(", {layers} layers"));
+        let states = if self.states == StateType::Bf16 { ", states in bf16" } else { "" };
+        format!("{name}{layers}{states}")
+    }
 }
 
 /// `few`: only decodes of few rows. `only`: only cells with this in their name.
-pub fn run(weights: &Weights, folder: Option<&Path>, few: bool, only: &str) -> Result<()> {
+pub fn run(weights: &Weights, shape: &Shape, few: bool, only: &str) -> Result<()> {
     let started = Instant::now();
-    let (spec, quantization, format) = weights.model(plain(folder, &qwen3_8b())?);
+    let (spec, quantization, format) = weights.model(shape.plain(qwen3_8b())?);
     let options =
         LoadOptions { seats: 128, max_rows: 8192, context_len: Some(40_960), quantization, ..LoadOptions::default() };
-    let (mut backend, plan) = backend_cuda::load(&spec, &options, &CudaOptions::default(), &mut |_| {})?;
-    let name = folder.map_or("Qwen3-8B".into(), |folder| folder.display().to_string());
-    println!("{name} {format}, random weights: ready in {:.1} s, {plan:?}", started.elapsed().as_secs_f64());
+    let cuda = CudaOptions { state_type: shape.states, ..CudaOptions::default() };
+    let (mut backend, plan) = backend_cuda::load(&spec, &options, &cuda, &mut |_| {})?;
+    println!("{}: {format}, random weights: ready in {:.1} s, {plan:?}", shape.name(), started.elapsed().as_secs_f64());
     // Of the embedding a step reads a row for each token.
     let vocab = spec.weights.iter().map(|weight| weight.rows).max().unwrap_or(0);
     let embedding = spec.weights.iter().find(|weight| weight.rows == vocab).map_or(0, Weight::size_bytes);
@@ -109,7 +139,7 @@ pub fn run(weights: &Weights, folder: Option<&Path>, few: bool, only: &str) -> R
 /// Milliseconds of steps with 16 decodes and a chunk, by the chunk's rows and the tokens before it.
 pub fn steps(weights: &Weights, depths: &[u32]) -> Result<()> {
     let settings = Settings { context_len: 131_072, ..qwen3_8b() };
-    let (spec, quantization, _) = weights.model(plain(None, &settings)?);
+    let (spec, quantization, _) = weights.model(Shape::default().plain(settings)?);
     let options = LoadOptions { seats: 32, max_rows: 8192, quantization, ..LoadOptions::default() };
     let started = Instant::now();
     let (mut backend, _) = backend_cuda::load(&spec, &options, &CudaOptions::default(), &mut |_| {})?;
@@ -134,17 +164,17 @@ pub fn steps(weights: &Weights, depths: &[u32]) -> Result<()> {
 
 /// A few steps for a profiler: one stream, eight, 128; of two layers of Qwen3-8B also a prefill of 8,000, and last, three
 /// times, 16 decodes with a chunk of 304 rows behind 50,000.
-pub fn profile(weights: &Weights, folder: Option<&Path>) -> Result<()> {
+pub fn profile(weights: &Weights, shape: &Shape) -> Result<()> {
     let settings = Settings { layers: 2, context_len: 131_072, ..qwen3_8b() };
-    let (spec, quantization, _) = weights.model(plain(folder, &settings)?);
+    let (spec, quantization, _) = weights.model(shape.plain(settings)?);
     let options =
         LoadOptions { seats: 128, max_rows: 8192, kv_tokens: Some(120_000), quantization, ..LoadOptions::default() };
-    let cuda = CudaOptions { graphs: false, ..CudaOptions::default() };
+    let cuda = CudaOptions { graphs: false, state_type: shape.states, ..CudaOptions::default() };
     let (mut backend, _) = backend_cuda::load(&spec, &options, &cuda, &mut |_| {})?;
     for rows in [1, 8, 128] {
         decode(&mut backend, 200, rows)?;
     }
-    if folder.is_some() {
+    if shape.folder.is_some() {
         return Ok(());
     }
     prefill(&mut backend, 8000, 8192)?;

@@ -5,8 +5,9 @@
 //! several rows passes on its way is written by `delta_scan` and `delta_out`. The stream orders all of them, also with
 //! steps that run as graphs.
 //!
-//! Single rows write a seat's matrices only where they end at a multiple of [`WRITE_EVERY`]; until then their updates lie
-//! beside them (`delta_step`). Copies are made at multiples of 64 alone, so what they copy is whole.
+//! Of a seat's single rows those write its matrices that end at a multiple of [`WRITE_EVERY`], its first, and those of small
+//! steps; the updates of the others lie beside them (`delta_step`). Copies are made at multiples of 64 alone, so what they
+//! copy is whole.
 
 use backend::BackendError;
 use backend::load::{LoadOptions, STATES_PER_SEAT, state_note};

@@ -9,7 +9,8 @@
 //
 //   S x = A S' x + sum_i c_i (k_i . x) d_i,   c_i = kept_(i+1) .. kept_n,   A = kept_1 .. kept_n
 //
-// and every WRITE_EVERY-th row writes S; which, and how many updates there are, is the host's to know (RunInfo).
+// and every WRITE_EVERY-th row writes S, or more of them; which, and how many updates there are, is the host's to know
+// (RunInfo).
 //
 // mix [rows, mix_width]: u = q|k|v (CHANNELS), then z. gates [rows, gates_width]: beta, then alpha. Of one layer: states
 // [numbers, VALUE_HEADS, VALUE_DIM, KEY_DIM], a seat's first, in f32 or bf16 (STATE16); deferred [seats, VALUE_HEADS]; rings
@@ -231,13 +232,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
             }
         }
     }
-    float squares = warp_sum(y * y);
-    if (lane == 0) s.partial[warp] = squares;
-    __syncthreads();
-    float total = 0.f;
-#pragma unroll
-    for (int i = 0; i < THREADS / WARP; i++) total += s.partial[i];
+    float squares = block_sum256(y * y, s.partial);
     if (owner)
         attended[((long long)run.row0 * VALUE_HEADS + head) * VALUE_DIM + value] =
-            f32_to_half(y * rsqrtf(total / VALUE_DIM + eps) * weight * delta_gate(z));
+            f32_to_half(y * rsqrtf(squares / VALUE_DIM + eps) * weight * delta_gate(z));
 }

@@ -424,7 +424,8 @@ def products_in_whole_numbers():
 def delta_case(state_bits, dim):
     """Single rows of several sequences, with all numbers of deferred updates, beside a longer run that is none of the kernel's
     business."""
-    updates = [(0, 0), (1, 0), (2, 1), (3, 1), (0, 1), (1, 1)]  # deferred before, and whether the row folds them
+    # Deferred before, and whether the row folds them; the first is its sequence's first.
+    updates = [(0, 1), (0, 0), (1, 0), (2, 0), (2, 1), (3, 1), (1, 1)]
     runs_count = len(updates)
     key_heads, value_heads = 1, 2
     channels = (2 * key_heads + value_heads) * dim
@@ -473,8 +474,7 @@ def delta_case(state_bits, dim):
             v, z = c[(2 + head) * dim:(3 + head) * dim], wide(mix[i, channels + head * dim:channels + (head + 1) * dim])
             beta, alpha = (wide(mix[i, channels + value_heads * (dim + j) + head]) for j in (0, 1))
             beta, kept = 1 / (1 + np.exp(-beta)), np.exp(decay[head] * np.log1p(np.exp(alpha + bias[head])))
-            before = value(states[i, head])
-            s = before if position else np.zeros((dim, dim))
+            s = value(states[i, head]) if position else np.zeros((dim, dim))
             deferred, folds = updates[i]
             old_k, old_d = lacks[i, head, :6 * dim].reshape(3, 2, dim).astype(np.float64).transpose(1, 0, 2)
             for j in range(deferred):

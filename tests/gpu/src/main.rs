@@ -1,5 +1,6 @@
 //! `gpu-check [parity|blocks|states|invariant|speed|steps|profile|all|targets|smallest] [fp8|q4_k_m|..] [folder=DIR]
-//! [layers=N] [states=bf16] [arch=N] [only=TEXT]`: the CUDA backend against the CPU one on small random models, then the speed table.
+//! [layers=N] [states=bf16] [arch=N] [only=TEXT]`: the CUDA backend against the CPU one on small random models, then the speed
+//! table.
 //!
 //! Parity compares the logprobs of whole models over prefill chunks, mixed steps and decodes, forced along one token
 //! sequence, and that graphs, batches and chunk borders change nothing; `arch=70` runs an older card's code paths. Speed
@@ -27,7 +28,7 @@ mod targets;
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use backend_cuda::StateType;
 use model::dummy::Mix;
 
@@ -61,6 +62,7 @@ fn asked() -> Result<Asked> {
             Some(("folder", path)) => asked.shape.folder = Some(path.into()),
             Some(("layers", number)) => asked.shape.layers = Some(number.parse().with_context(|| word.clone())?),
             Some(("states", "bf16")) => asked.shape.states = StateType::Bf16,
+            Some(("states", _)) => bail!("{word}: `bf16`, or nothing for f32"),
             Some(("only", text)) => asked.only = text.into(),
             _ if word == "few" => asked.few = true,
             _ if word == "fp8" => asked.weights = speed::Weights::Fp8,

@@ -60,7 +60,7 @@ impl Weights {
     }
 }
 
-/// What is timed instead of Qwen3-8B with states in f32, which it has none of.
+/// Whose steps are timed: Qwen3-8B's, unless it says otherwise.
 #[derive(Default)]
 pub struct Shape {
     /// Of its config.json.

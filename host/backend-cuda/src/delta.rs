@@ -12,7 +12,7 @@ use crate::device::{Buffer, Device, fault};
 use crate::forward::{DeviceOp, Forward, StepSize};
 use crate::fp8_products::Role;
 use crate::invariant::groups;
-use crate::launch::{Args, HOPPER_SHARED_MAX, Shape};
+use crate::launch::{Args, Shape};
 use crate::load::{Loader, no_kernel};
 use crate::products::{Epilogue, Matrix};
 use crate::seats::WRITE_EVERY;
@@ -99,8 +99,7 @@ pub struct Delta {
     pub shape: DeltaShape,
     pub state_type: StateType,
     step: Kernel,
-    /// By whether its blocks are to be spread; see [`step_shared`].
-    step_shared: [u32; 2],
+    step_shared: u32,
     conv: Kernel,
     chunk: Kernel,
     scan: Kernel,
@@ -153,10 +152,8 @@ impl Delta {
     ) -> Result<Self, BackendError> {
         let [step, conv, chunk, scan, out] = kernels(compiler, &shape, (state_type, invariant))?;
         let (chunk_shared, scan_shared) = (chunk_shared(&shape), scan_shared(&shape, stages(compiler.target.arch)));
-        // Others have less, or none that begins early.
-        let spreads = matches!(compiler.target.arch, 90 | 100);
-        let step_shared = [false, true].map(|spread| step_shared(&shape, state_type, spread && spreads));
-        step.allow_shared(step_shared[1])?;
+        let step_shared = step_shared(&shape, state_type);
+        step.allow_shared(step_shared)?;
         chunk.allow_shared(chunk_shared)?;
         scan.allow_shared(scan_shared)?;
         let padded = library_rows(rows);
@@ -239,18 +236,22 @@ fn stages(arch: u32) -> usize {
     if matches!(arch, 80 | 90 | 100) { 2 } else { 1 }
 }
 
-/// Shared memory of `delta_step`, whose structure says the same: a head's state, what it lacks, four columns of keys, each
-/// padded by 64 bytes, the head's channels, and sums of eight warps.
-///
-/// `spread`: so much that a multiprocessor has room for one block. Among kernels that load through the first cache, as our
-/// own products do, two or three blocks cost more than they bring: 1.68 instead of 1.46 ms for one row of eight layers of 9B.
-fn step_shared(shape: &DeltaShape, state_type: StateType, spread: bool) -> u32 {
+/// Shared memory of `delta_step`, whose structure says the same: a head's state, what it lacks, what of that its token needs,
+/// four columns of keys, each padded by 64 bytes, the head's channels, and sums of eight warps.
+fn step_shared(shape: &DeltaShape, state_type: StateType) -> u32 {
     let of_key = |keys: usize| keys * state_type.bytes();
     let columns = 4 * (of_key(shape.key_dim) + 64);
     let floats = 2 * shape.key_dim + shape.value_dim + 8;
-    let used =
-        of_key(shape.value_dim * shape.key_dim) + deferred_head_bytes(shape) + columns + floats * size_of::<f32>();
-    if spread { used.max(HOPPER_SHARED_MAX / 2 + 1) as u32 } else { used as u32 }
+    let (updates, of_update) = (deferred_head_bytes(shape), 16 * WRITE_EVERY as usize);
+    (of_key(shape.value_dim * shape.key_dim) + updates + of_update + columns + floats * size_of::<f32>()) as u32
+}
+
+/// What `delta_step` asks for of a multiprocessor's memory where it stands among products of few rows: room for one block or
+/// two. Those products load through the first cache, which has what is left; with room for three, one row of eight layers of
+/// 9B takes 1.64 ms instead of 1.43.
+fn shared_percent(arch: u32, rows: usize) -> Option<u32> {
+    // Others have less, or no kernel that begins early.
+    matches!(arch, 90 | 100).then_some(if rows <= 2 { 44 } else { 58 })
 }
 
 /// Shared memory of `delta_chunk` and `delta_scan`; their structures say the same.
@@ -401,11 +402,8 @@ impl Forward<'_> {
         };
         let (states, rings) = (delta.states[layer.index].pointer, delta.rings[layer.index].pointer);
         let (deferred, conv) = (delta.deferred[layer.index].pointer, delta.conv_rows.pointer);
-        let grid = |x: usize, y: usize, block: u32, shared_bytes: u32| Shape {
-            grid: (x as u32, y as u32),
-            block,
-            shared_bytes,
-            cluster: 1,
+        let grid = |x: usize, y: usize, block: u32, shared_bytes: u32| {
+            Shape::of((x as u32, y as u32), block).shared(shared_bytes)
         };
         if size.decodes > 0 {
             let args = Args::default()
@@ -423,8 +421,9 @@ impl Forward<'_> {
                 .pointer(layer.norm.pointer)
                 .pointer(w.runs_pointer())
                 .float(model.eps);
-            let shared = delta.step_shared[usize::from(self.few(size.rows))];
-            delta.step.launch(self.device, grid(size.runs * heads, 1, 256, shared), args)?;
+            let blocks = grid(size.runs * heads, 1, 256, delta.step_shared);
+            let shared_percent = shared_percent(self.device.arch, size.rows).filter(|_| self.few(size.rows));
+            delta.step.launch(self.device, Shape { shared_percent, ..blocks }, args)?;
         }
         if size.prefill_rows == 0 {
             return Ok(());
@@ -510,9 +509,8 @@ mod tests {
     fn shared_memory_fits() {
         assert_eq!((chunk_shared(&shape(128, 4)), scan_shared(&shape(128, 4), 2)), (53_760, 154_112));
         assert!(scan_shared(&shape(128, 4), 1) < 99 << 10);
-        let step = |state_type, spread| step_shared(&shape(128, 4), state_type, spread);
-        assert_eq!([step(StateType::F32, false), step(StateType::Bf16, false)], [72_496, 38_704]);
-        assert_eq!(step(StateType::Bf16, true), 116_225);
+        let step = |state_type| step_shared(&shape(128, 4), state_type);
+        assert_eq!([step(StateType::F32), step(StateType::Bf16)], [72_560, 38_768]);
     }
 
     #[test]

@@ -374,6 +374,10 @@ impl Forward<'_> {
         for index in 0..self.model.ops.len() {
             self.op(index, size)?;
         }
+        // `sample` moves whoever emits.
+        if size.emits == size.runs {
+            return Ok(());
+        }
         self.kernels.end_step.launch(
             self.device,
             Shape::new(1, 1024),
@@ -538,7 +542,7 @@ impl Forward<'_> {
                 .pointer(w.runs_pointer())
                 .pointer(w.mix.pointer);
             let grid = (size.runs as u32, model.shape.heads as u32);
-            let shape = Shape { grid, block: model.shape.head_dim as u32, shared_bytes: 0, cluster: 1 };
+            let shape = Shape::of(grid, model.shape.head_dim as u32);
             self.kernels.attend_merge.launch(self.device, shape, args)?;
         }
         if prefill_rows > 0 {
@@ -571,7 +575,7 @@ impl Forward<'_> {
                     .pointer(w.tiles.pointer)
                     .pointer(w.mix.pointer);
                 let grid = (size.split_items as u32, TILE_ROWS as u32 / 8);
-                let shape = Shape { grid, block: 256, shared_bytes: 0, cluster: 1 };
+                let shape = Shape::of(grid, 256);
                 self.kernels.attend_merge_tiles.launch(self.device, shape, args)?;
             }
         }

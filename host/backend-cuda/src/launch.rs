@@ -16,11 +16,18 @@ pub struct Shape {
     pub shared_bytes: u32,
     /// Blocks in a row that read each other's shared memory; more than one from compute capability 9.0 on.
     pub cluster: u32,
+    /// How much of a multiprocessor's memory should be shared, in percent of the most; the rest is its first cache. Where it
+    /// is not said, the driver decides.
+    pub shared_percent: Option<u32>,
 }
 
 impl Shape {
     pub fn new(grid: u32, block: u32) -> Self {
-        Self { grid: (grid, 1), block, shared_bytes: 0, cluster: 1 }
+        Self::of((grid, 1), block)
+    }
+
+    pub fn of(grid: (u32, u32), block: u32) -> Self {
+        Self { grid, block, shared_bytes: 0, cluster: 1, shared_percent: None }
     }
 
     pub fn shared(self, shared_bytes: u32) -> Self {
@@ -79,20 +86,23 @@ impl Kernel {
         let base = args.values.as_mut_ptr();
         let starts = (0..args.values.len()).filter(|index| !args.further.contains(index));
         let mut pointers: Vec<*mut c_void> = starts.map(|index| base.wrapping_add(index).cast()).collect();
-        let mut attributes = [
-            sys::CUlaunchAttribute_st {
-                id: sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                pad: [0; 4],
-                value: sys::CUlaunchAttributeValue_union { programmaticStreamSerializationAllowed: 1 },
-            },
-            sys::CUlaunchAttribute_st {
-                id: sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                pad: [0; 4],
-                value: sys::CUlaunchAttributeValue_union {
-                    clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: shape.cluster, y: 1, z: 1 },
-                },
-            },
-        ];
+        use sys::CUlaunchAttributeID_enum::{
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER,
+            CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as CARVEOUT,
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY,
+        };
+        let mut attributes = Vec::new();
+        let mut set = |id, value| attributes.push(sys::CUlaunchAttribute_st { id, pad: [0; 4], value });
+        if device.arch >= 90 {
+            set(EARLY, sys::CUlaunchAttributeValue_union { programmaticStreamSerializationAllowed: 1 });
+        }
+        if shape.cluster > 1 {
+            let blocks = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: shape.cluster, y: 1, z: 1 };
+            set(CLUSTER, sys::CUlaunchAttributeValue_union { clusterDim: blocks });
+        }
+        if let Some(percent) = shape.shared_percent {
+            set(CARVEOUT, sys::CUlaunchAttributeValue_union { sharedMemCarveout: percent });
+        }
         let config = sys::CUlaunchConfig {
             gridDimX: shape.grid.0,
             gridDimY: shape.grid.1,
@@ -103,7 +113,7 @@ impl Kernel {
             sharedMemBytes: shape.shared_bytes,
             hStream: device.stream.cu_stream(),
             attrs: attributes.as_mut_ptr(),
-            numAttrs: u32::from(device.arch >= 90) + u32::from(shape.cluster > 1),
+            numAttrs: attributes.len() as u32,
         };
         let Some(function) = self.function() else {
             return Err(fault(&format!("launching `{}`", self.name), "it was compiled without a card"));

@@ -341,8 +341,7 @@ impl Forward<'_> {
             }
             _ if sums_of != 0 => {
                 let args = Args::default().pointer(out).pointer(call.x_scales).pointer(sums_of).int(n);
-                let shape =
-                    Shape { grid: ((n / 8).div_ceil(256) as u32, m as u32), block: 256, shared_bytes: 0, cluster: 1 };
+                let shape = Shape::of(((n / 8).div_ceil(256) as u32, m as u32), 256);
                 self.fp8_kernels().scale_rows.launch(self.device, shape, args)
             }
             _ => Ok(()),
@@ -363,7 +362,7 @@ impl Forward<'_> {
             return self.fp8_kernels().silu_mul.launch(self.device, Shape::new(m as u32, 256), args);
         }
         let args = Args::default().pointer(out).pointer(self.work.gate_up.pointer).int(n);
-        let shape = Shape { grid: ((n / 8).div_ceil(256) as u32, m as u32), block: 256, shared_bytes: 0, cluster: 1 };
+        let shape = Shape::of(((n / 8).div_ceil(256) as u32, m as u32), 256);
         self.kernels.products.silu_mul.launch(self.device, shape, args)
     }
 }

@@ -5,9 +5,8 @@
 //! several rows passes on its way is written by `delta_scan` and `delta_out`. The stream orders all of them, also with
 //! steps that run as graphs.
 //!
-//! Of a seat's single rows those write its matrices that end at a multiple of [`WRITE_EVERY`], its first, and those of small
-//! steps; the updates of the others lie beside them (`delta_step`). Copies are made at multiples of 64 alone, so what they
-//! copy is whole.
+//! Of a seat's single rows its first writes its matrices, and those that end at a multiple of [`WRITE_EVERY`]; the updates of
+//! the others lie beside them (`delta_step`). Copies are made at multiples of 64 alone, so what they copy is whole.
 
 use backend::BackendError;
 use backend::load::{LoadOptions, STATES_PER_SEAT, state_note};
@@ -106,9 +105,6 @@ struct Ledger {
     slots: Vec<Option<u32>>,
 }
 
-/// Up to so many rows a step's states are written each time: they are few, and what is deferred must be multiplied too.
-const WRITE_ALWAYS_ROWS: u32 = 2;
-
 const _: () = assert!((DELTA_CHUNK as u32).is_multiple_of(WRITE_EVERY));
 
 fn invalid<T>(what: String) -> Result<T, BackendError> {
@@ -158,7 +154,6 @@ impl Ledger {
             }
         }
         let invariant = self.invariant;
-        let always = !invariant && step.runs.iter().map(|run| run.rows).sum::<u32>() <= WRITE_ALWAYS_ROWS;
         for run in step.runs {
             let held = self.held(run.seat)?;
             if !held.ready {
@@ -166,7 +161,7 @@ impl Ledger {
             }
             let single = is_single(run, invariant);
             // A first row finds whatever the seat before left.
-            let folds = single && (always || held.length == 0 || run.end_max.is_multiple_of(WRITE_EVERY));
+            let folds = single && (held.length == 0 || run.end_max.is_multiple_of(WRITE_EVERY));
             let deferred = held.length.saturating_sub(held.written).min(WRITE_EVERY - 1);
             states.updates.push(StateUpdate { deferred: deferred as i32, folds: i32::from(folds) });
             held.length = run.end_max;
@@ -305,7 +300,7 @@ impl SavedStates {
                 .int(self.units[1])
                 .words(&words);
             let grid = (PARTS, (self.layers * pairs.len()) as u32);
-            self.kernel.launch(device, Shape { grid, block: 256, shared_bytes: 0, cluster: 1 }, args)?;
+            self.kernel.launch(device, Shape::of(grid, 256), args)?;
         }
         Ok(())
     }
@@ -356,18 +351,15 @@ mod tests {
         assert_eq!((states.before.len(), states.after), (0, vec![(0, 5)]));
     }
 
-    /// `(rows, fed with tokens)` of runs one after the other, beside `others` rows: how many updates each finds deferred, and
-    /// which fold them.
-    fn updates(invariant: bool, others: u32, runs: &[(u32, bool)]) -> Vec<(i32, bool)> {
+    /// `(rows, fed with tokens)` of runs one after the other: how many updates each finds deferred, and which fold them.
+    fn updates(invariant: bool, runs: &[(u32, bool)]) -> Vec<(i32, bool)> {
         let held = Some(Held { length: 0, written: 0, ready: true });
-        let mut ledger = Ledger { invariant, seats: vec![held; 2], slots: Vec::new() };
+        let mut ledger = Ledger { invariant, seats: vec![held], slots: Vec::new() };
         let mut end = 0;
         let mut step = |&(rows, fed): &(u32, bool)| {
             end += rows;
             let feed = if fed { Feed::Tokens(0..rows) } else { Feed::Last };
-            let runs = [Run { feed, ..run(0, rows, end) }, run(1, others, others)];
-            let runs = if others > 0 { &runs[..] } else { &runs[..1] };
-            let states = plan(&mut ledger, &[], runs).expect("a good step");
+            let states = plan(&mut ledger, &[], &[Run { feed, ..run(0, rows, end) }]).expect("a good step");
             (states.updates[0].deferred, states.updates[0].folds != 0)
         };
         runs.iter().map(&mut step).collect()
@@ -375,17 +367,14 @@ mod tests {
 
     #[test]
     fn single_rows_write_at_multiples_of_four() {
-        assert_eq!(updates(false, 2, &[(1, true), (1, false)]), [(0, true), (0, false)]);
+        assert_eq!(updates(false, &[(1, true), (1, false)]), [(0, true), (0, false)]);
         let decodes = [(5, true), (1, false), (1, false), (1, false), (1, false), (1, false), (3, true), (1, false)];
         let expected = [(0, false), (0, false), (1, false), (2, true), (0, false), (1, false), (2, false), (0, false)];
-        assert_eq!(updates(false, 2, &decodes), expected);
+        assert_eq!(updates(false, &decodes), expected);
         // A prompt's row that stands alone is a chunk where nothing may depend on how the prompt was cut.
         let alone = [(3, true), (1, true), (1, true), (1, false)];
-        assert_eq!(updates(false, 2, &alone), [(0, false), (0, true), (0, false), (1, false)]);
-        assert_eq!(updates(true, 0, &alone), [(0, false); 4]);
-        // One or two rows a step: always, unless that would show.
-        assert_eq!(updates(false, 1, &[(1, true), (1, false), (1, false)]), [(0, true); 3]);
-        assert_eq!(updates(true, 0, &[(1, false), (1, false), (1, false)]), [(0, true), (0, false), (1, false)]);
+        assert_eq!(updates(false, &alone), [(0, false), (0, true), (0, false), (1, false)]);
+        assert_eq!(updates(true, &alone), [(0, false); 4]);
     }
 
     #[test]

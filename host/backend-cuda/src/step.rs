@@ -416,7 +416,7 @@ impl CudaBackend {
             // Two blocks a multiprocessor; how many share a row changes no draw.
             let blocks = 2 * self.device.multiprocessors as usize;
             let parts = (blocks / size.emits.max(1)).clamp(1, SAMPLE_PARTS_MAX);
-            let shape = Shape { grid: (parts as u32, size.emits as u32), block: 1024, shared_bytes: 0, cluster: 1 };
+            let shape = Shape::of((parts as u32, size.emits as u32), 1024);
             self.kernels.sample.launch(&self.device, shape, args)?;
         }
         self.rings[ring].ended.record(&self.device.stream).map_err(|e| fault("cuEventRecord", e))?;

@@ -24,15 +24,24 @@
 #include "prelude.cuh"
 
 #define THREADS 256
+#define CHAINS (STATE16 ? 1 : 2)              // pairs of sums, so that products wait for each other less
 #define PIECE (16 / (int)sizeof(StateValue))  // numbers of a state that are copied, or multiplied, at once
 #define ROW_PIECES (KEY_DIM / PIECE)
 #define LANE_KEYS (KEY_DIM / WARP)
 #define HEAD_CHANNELS (2 * KEY_DIM + VALUE_DIM)
 #define OWN_CHANNELS ((HEAD_CHANNELS + THREADS - 1) / THREADS)
+static_assert(WRITE_EVERY <= THREADS / WARP, "a warp an update, and one for the token");
+
+// What of a deferred update this token needs: c_i, and c_i (k_i . x) of k and q, not normed yet.
+struct __align__(16) Past {
+    float factor, of_k, of_q;
+};
 
 struct __align__(16) Shared {
     U4 state[VALUE_DIM * ROW_PIECES];
     Deferred lacks;
+    Past past[WRITE_EVERY - 1];
+    float q_scale, k_scale, qk, all_kept;  // 1 / |c_q| / sqrt(KEY_DIM), 1 / |c_k|, k . q, A
     StateValue columns[4][KEY_DIM + 4 * PIECE];  // k and q; padded against bank conflicts
     float qkv[HEAD_CHANNELS], partial[8];
 };
@@ -59,7 +68,7 @@ __device__ __forceinline__ U4 pack(const float (&x)[PIECE]) {
 // The most of x that a column holds.
 __device__ __forceinline__ float top(float x) { return from_state(to_state(x)); }
 // d += the products of a piece of rows g and g + 8 with that of column g.
-__device__ __forceinline__ void multiply(float (&d)[2][4], const U4 &low, const U4 &high, const U4 &column) {
+__device__ __forceinline__ void multiply(float (*d)[4], const U4 &low, const U4 &high, const U4 &column) {
     mma_bf16(d[0], low.x, high.x, low.y, high.y, column.x, column.y);
     mma_bf16(d[1], low.z, high.z, low.w, high.w, column.z, column.w);
 }
@@ -71,7 +80,7 @@ __device__ __forceinline__ U4 pack(const float (&x)[PIECE]) {
 }
 __device__ __forceinline__ float top(float x) { return __uint_as_float(__float_as_uint(x) & TF32_BITS); }
 __device__ __forceinline__ u32 rest(u32 x) { return __float_as_uint(__uint_as_float(x) - __uint_as_float(x & TF32_BITS)); }
-__device__ __forceinline__ void multiply(float (&d)[2][4], const U4 &low, const U4 &high, const U4 &column) {
+__device__ __forceinline__ void multiply(float (*d)[4], const U4 &low, const U4 &high, const U4 &column) {
     mma_tf32(d[0], low.x & TF32_BITS, high.x & TF32_BITS, low.y & TF32_BITS, high.y & TF32_BITS, column.x, column.y);
     mma_tf32(d[1], rest(low.x), rest(high.x), rest(low.y), rest(high.y), column.x, column.y);
     mma_tf32(d[0], low.z & TF32_BITS, high.z & TF32_BITS, low.w & TF32_BITS, high.w & TF32_BITS, column.z, column.w);
@@ -79,7 +88,8 @@ __device__ __forceinline__ void multiply(float (&d)[2][4], const U4 &low, const 
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+// As many blocks a multiprocessor as shared memory has room for.
+extern "C" __global__ void __launch_bounds__(THREADS, STATE16 ? 4 : 3)
     delta_step(u16 *attended, const u16 *mix, int mix_width, const u16 *gates, int gates_width, StateValue *states,
                Deferred *deferred, u16 *rings, const float *taps, const float *decay, const float *bias, const float *norm,
                const RunInfo *runs, float eps) {
@@ -153,50 +163,65 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     float kept = expf(head_decay * softplus(alpha + head_bias));
     copy_async_wait<0>();
     __syncthreads();
-    float y = 0.f;
-    if (multiplies) {
-        // S' k and S' q, not normed yet.
-        float sums[2][4] = {};
-        auto piece_of = [&](int row, int piece) { return position == 0 ? U4{} : s.state[place_of(warp * 16 + row, piece)]; };
+    // What all values need: a warp an update, and the last one for this token's own.
+    const float *q = s.qkv + lane * LANE_KEYS, *k = q + KEY_DIM;
+    if (warp < run.deferred) {
+        const float *update_k = s.lacks.updates[warp].k + lane * LANE_KEYS;
+        float of_k = 0.f, of_q = 0.f, factor = 1.f;
 #pragma unroll
-        for (int j = 0; j < ROW_PIECES / 4; j++) {
-            int piece = 4 * j + t;
-            multiply(sums, piece_of(g, piece), piece_of(g + 8, piece), *(const U4 *)(s.columns[g % 4] + piece * PIECE));
+        for (int j = 0; j < LANE_KEYS; j++) {
+            of_k += update_k[j] * k[j];
+            of_q += update_k[j] * q[j];
         }
-        const float *q = s.qkv + lane * LANE_KEYS, *k = q + KEY_DIM;
-        float qq = 0.f, kk = 0.f, qk = 0.f;
+        of_k = warp_sum(of_k), of_q = warp_sum(of_q);
+        for (int i = warp + 1; i < run.deferred; i++) factor *= s.lacks.kept[i];
+        if (lane == 0) s.past[warp] = Past{factor, factor * of_k, factor * of_q};
+    } else if (warp == THREADS / WARP - 1) {
+        float qq = 0.f, kk = 0.f, qk = 0.f, all_kept = 1.f;
 #pragma unroll
         for (int j = 0; j < LANE_KEYS; j++) {
             qq += q[j] * q[j];
             kk += k[j] * k[j];
             qk += q[j] * k[j];
         }
-        float q_scale = rsqrtf(warp_sum(qq) + 1e-6f) * rsqrtf((float)KEY_DIM), k_scale = rsqrtf(warp_sum(kk) + 1e-6f);
-        qk = warp_sum(qk) * q_scale * k_scale;
-        // Even lanes have the sums of k, odd ones those of q: row g in the first two, row g + 8 in the others.
-        float low = sums[0][0] + sums[0][1] + sums[1][0] + sums[1][1], high = sums[0][2] + sums[0][3] + sums[1][2] + sums[1][3];
-        float other = __shfl_xor_sync(FULL, lane % 2 ? low : high, 1);
-        float with_k = (lane % 2 ? other : low) * k_scale, with_q = (lane % 2 ? high : other) * q_scale;
-        // c_i, the factors of d_i, and A.
-        float past[WRITE_EVERY - 1], all_kept = 1.f, past_k = 0.f, past_q = 0.f;
-#pragma unroll
-        for (int i = WRITE_EVERY - 2; i >= 0; i--) {
-            past[i] = 0.f;
-            if (i >= run.deferred) continue;
-            const Update &update = s.lacks.updates[i];
-            float of_k = 0.f, of_q = 0.f;
-#pragma unroll
-            for (int j = 0; j < LANE_KEYS; j++) {
-                of_k += update.k[lane * LANE_KEYS + j] * k[j];
-                of_q += update.k[lane * LANE_KEYS + j] * q[j];
-            }
-            past[i] = all_kept;
-            past_k += all_kept * (warp_sum(of_k) * k_scale) * update.d[value];
-            past_q += all_kept * (warp_sum(of_q) * q_scale) * update.d[value];
-            all_kept *= s.lacks.kept[i];
+        qq = warp_sum(qq), kk = warp_sum(kk), qk = warp_sum(qk);
+        for (int i = 0; i < run.deferred; i++) all_kept *= s.lacks.kept[i];
+        if (lane == 0) {
+            s.q_scale = rsqrtf(qq + 1e-6f) * rsqrtf((float)KEY_DIM), s.k_scale = rsqrtf(kk + 1e-6f);
+            s.qk = qk * s.q_scale * s.k_scale, s.all_kept = all_kept;
         }
-        float d = beta * (s.qkv[2 * KEY_DIM + value] - kept * (all_kept * with_k + past_k));
-        y = owner ? kept * (all_kept * with_q + past_q) + d * qk : 0.f;
+    }
+    // S' k and S' q, not normed yet.
+    float sums[2 * CHAINS][4] = {};
+    auto piece_of = [&](int row, int piece) { return position == 0 ? U4{} : s.state[place_of(warp * 16 + row, piece)]; };
+    if (multiplies)
+#pragma unroll
+        for (int j = 0; j < ROW_PIECES / 4; j++) {
+            int piece = 4 * j + t;
+            multiply(sums + j % CHAINS * 2, piece_of(g, piece), piece_of(g + 8, piece), *(const U4 *)(s.columns[g % 4] + piece * PIECE));
+        }
+    __syncthreads();
+    float y = 0.f;
+    if (multiplies) {
+        // Even lanes have the sums of k, odd ones those of q: row g in the first two, row g + 8 in the others.
+        float low = 0.f, high = 0.f;
+#pragma unroll
+        for (int i = 0; i < 2 * CHAINS; i++) {
+            low += sums[i][0] + sums[i][1];
+            high += sums[i][2] + sums[i][3];
+        }
+        float other = __shfl_xor_sync(FULL, lane % 2 ? low : high, 1);
+        float k_scale = s.k_scale, all_kept = s.all_kept;
+        float with_k = all_kept * (lane % 2 ? other : low), with_q = all_kept * (lane % 2 ? high : other);
+#pragma unroll
+        for (int i = 0; i < WRITE_EVERY - 1; i++) {
+            if (i >= run.deferred) break;
+            float update = s.lacks.updates[i].d[value];
+            with_k += s.past[i].of_k * update;
+            with_q += s.past[i].of_q * update;
+        }
+        float d = beta * (s.qkv[2 * KEY_DIM + value] - kept * (with_k * k_scale));
+        y = owner ? kept * (with_q * s.q_scale) + d * s.qk : 0.f;
         if (!run.folds) {
             if (owner) home.updates[run.deferred].d[value] = d;
             if (warp == 0)
@@ -204,31 +229,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
                 for (int j = 0; j < LANE_KEYS; j++) home.updates[run.deferred].k[lane * LANE_KEYS + j] = k[j] * k_scale;
             if (threadIdx.x == 0) home.kept[run.deferred] = kept;
         } else {
+            // Row g and row g + 8, a piece of both at a time.
             float of_k[2], of_past[2][WRITE_EVERY - 1];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 of_k[r] = __shfl_sync(FULL, d, lane / 4 * 4 + r) * k_scale;
 #pragma unroll
                 for (int i = 0; i < WRITE_EVERY - 1; i++)
-                    of_past[r][i] = i < run.deferred ? kept * past[i] * s.lacks.updates[i].d[warp * 16 + g + 8 * r] : 0.f;
+                    of_past[r][i] = i < run.deferred ? kept * s.past[i].factor * s.lacks.updates[i].d[warp * 16 + g + 8 * r] : 0.f;
             }
             all_kept *= kept;
 #pragma unroll
             for (int j = 0; j < ROW_PIECES / 4; j++) {
                 int piece = 4 * j + t;
+                float x[2][PIECE];
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     U4 before = piece_of(g + 8 * r, piece);
-                    float x[PIECE];
+#pragma unroll
+                    for (int e = 0; e < PIECE; e++) x[r][e] = all_kept * number(before, e) + of_k[r] * s.qkv[KEY_DIM + piece * PIECE + e];
+                }
+#pragma unroll
+                for (int i = 0; i < WRITE_EVERY - 1; i++) {
+                    if (i >= run.deferred) break;
 #pragma unroll
                     for (int e = 0; e < PIECE; e++) {
-                        x[e] = all_kept * number(before, e) + of_k[r] * s.qkv[KEY_DIM + piece * PIECE + e];
-#pragma unroll
-                        for (int i = 0; i < WRITE_EVERY - 1; i++)
-                            if (i < run.deferred) x[e] += of_past[r][i] * s.lacks.updates[i].k[piece * PIECE + e];
+                        float update = s.lacks.updates[i].k[piece * PIECE + e];
+                        x[0][e] += of_past[0][i] * update;
+                        x[1][e] += of_past[1][i] * update;
                     }
-                    state[(warp * 16 + g + 8 * r) * ROW_PIECES + piece] = pack(x);
                 }
+#pragma unroll
+                for (int r = 0; r < 2; r++) state[(warp * 16 + g + 8 * r) * ROW_PIECES + piece] = pack(x[r]);
             }
         }
     }

@@ -447,7 +447,7 @@ def delta_case(state_bits, dim):
     memory = Memory(1 << 23)
     out = memory.put(np.full((runs_count + 2, value_heads * dim), 0xffff, np.uint16))
     rows, state_at, lacks_at, ring_at = (memory.put(x) for x in (mix, states, lacks, rings))
-    shared = (dim * dim + 4 * dim) * state_bits // 8 + 4 * 64 + (6 * dim + 4) * 4 + (3 * dim + 8) * 4
+    shared = (dim * dim + 4 * dim) * state_bits // 8 + 4 * 64 + (6 * dim + 4) * 4 + 3 * 16 + 16 + (3 * dim + 8) * 4
     gates = rows + (channels + value_heads * dim) * 2
     kernel("delta_step", **flags).run(
         memory, len(runs) * value_heads, 256, shared,

@@ -331,7 +331,7 @@ int main() {
         float of[WRITE_EVERY], mean = 0.f;
         for (int behind = 0; behind < WRITE_EVERY; behind++) {
             std::vector<std::array<int, 3>> runs;
-            for (int i = 0; i < rows; i++) b.written[i] = 100, runs.push_back({i, 100 + behind, 1});
+            for (int i = 0; i < rows; i++) b.written[i] = 96, runs.push_back({i, 96 + behind, 1});
             of[behind] = b.step(runs, sequence(rows), 20);
             mean += of[behind] / WRITE_EVERY;
         }

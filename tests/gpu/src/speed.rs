@@ -222,7 +222,7 @@ fn fill(driver: &mut Driver<'_>, seat: u16, prompt: &[TokenId], chunk: usize) ->
     Ok(())
 }
 
-/// Milliseconds of a decode step of `rows` sequences, two in flight, over 60 steps.
+/// Milliseconds of a decode step of `rows` sequences, two in flight, over 64 steps.
 fn decode(backend: &mut dyn Backend, prompt: usize, rows: usize) -> Result<f64> {
     let mut driver = Driver::new(backend);
     driver.clear();
@@ -232,7 +232,7 @@ fn decode(backend: &mut dyn Backend, prompt: usize, rows: usize) -> Result<f64> 
     let parts: Vec<Part<'_>> = (0..rows).map(|seat| Part { seat: seat as u16, tokens: &[], emit: true }).collect();
     let mut oldest = driver.launch(&parts)?;
     let mut started = Instant::now();
-    const STEPS: usize = 60;
+    const STEPS: usize = 64;
     for step in 0..STEPS + 4 {
         if step == 4 {
             started = Instant::now();

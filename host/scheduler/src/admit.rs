@@ -21,7 +21,8 @@ impl Scheduler {
             return 0;
         }
         let cached = self.cached_tokens(entry);
-        let take = self.cut(cached, entry.need_from(cached), tokens, room.rows_from(cached));
+        let (need, rows) = (entry.need_from(cached), room.rows_from(cached));
+        let take = self.cut(cached, need, tokens, rows, room.is_deep(cached));
         if take == 0 {
             return 0;
         }

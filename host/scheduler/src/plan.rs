@@ -278,7 +278,7 @@ impl Scheduler {
         let tokens = if entry.reads_prompt() { tokens.min(READ_ROWS_MAX) } else { tokens };
         let taken = match entry.phase {
             Phase::Waiting => self.admit(slot, tokens, room),
-            Phase::Running(_) if entry.can_prefill() => self.chunk(slot, tokens, room.rows_from(entry.computed)),
+            Phase::Running(_) if entry.can_prefill() => self.chunk(slot, tokens, room),
             Phase::Running(_) => 0,
         };
         if taken > 0 {
@@ -289,23 +289,25 @@ impl Scheduler {
     }
 
     /// The rows that a running request can take of a grant: within its need, the budget, the pages, the alignment.
-    fn chunk(&self, slot: Slot, tokens: u32, rows: u32) -> u32 {
+    fn chunk(&self, slot: Slot, tokens: u32, room: &Room) -> u32 {
         let entry = self.entry(slot);
-        let take = self.cut(entry.computed, entry.need(), tokens, rows);
+        let cut = |tokens, rows| self.cut(entry.computed, entry.need(), tokens, rows, room.is_deep(entry.computed));
+        let take = cut(tokens, room.rows_from(entry.computed));
         let page_room = (entry.pages.len() as u32 + self.pool.available()) * contract::PAGE_TOKENS - entry.computed;
-        if take <= page_room { take } else { self.cut(entry.computed, entry.need(), page_room, page_room) }
+        if take <= page_room { take } else { cut(page_room, page_room) }
     }
 
     /// A chunk from `start`: at most `need` and `rows`; a grant below the alignment is rounded up to it, and the end
     /// of every chunk but the last is a multiple of it. Where any end will do, the chunk fills whole tiles of rows with
-    /// what the step has before it.
-    pub(crate) fn cut(&self, start: u32, need: u32, tokens: u32, rows: u32) -> u32 {
+    /// what the step has before it, or alone where it is deep: attention has tiles for each chunk, products for the step.
+    pub(crate) fn cut(&self, start: u32, need: u32, tokens: u32, rows: u32, deep: bool) -> u32 {
         let align = self.config.resume_align;
         let take = tokens.max(align).min(need).min(rows);
         if take == need {
             return take;
         }
-        let over = (self.plan.rows + take) % self.config.rows_tile;
+        let before = if deep { 0 } else { self.plan.rows };
+        let over = (before + take) % self.config.rows_tile;
         if align == 1 {
             return if take > over { take - over } else { take };
         }

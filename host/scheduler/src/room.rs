@@ -27,6 +27,11 @@ impl Room {
         self.rows.min(self.cost.rows_within(self.us, start).max(self.free_rows))
     }
 
+    /// Whether most of a row's time is attention when `start` tokens come before it.
+    pub fn is_deep(&self, start: u32) -> bool {
+        f64::from(self.cost.context_ps) * 1e-3 * f64::from(start) > f64::from(self.cost.row_ns)
+    }
+
     /// Rows within half of what is left, in rows and in time.
     pub fn half_from(&self, start: u32) -> u32 {
         (self.rows / 2).min(self.cost.rows_within(self.us / 2.0, start))

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use contract::Slot;
+use contract::cost::StepCost;
 use contract::generation::Tenant;
 use contract::policy::{Clamp, Decision, Grant, Refusal};
 
+use crate::room::Decodes;
 use crate::sim::{Rng, Sim, native};
 use crate::{Advice, Config, NewRequest, RunResult, Scheduler, Tick, Violation};
 
@@ -121,6 +123,18 @@ fn chunks_fill_tiles_of_rows() {
             scheduler.submit(NewRequest { namespace: n as u64, ..request(tokens, 1) }, 0).expect("fits");
         }
         assert_eq!(runs(&mut scheduler, budget, Advice::Native), want, "{prompts:?} in {budget} rows");
+    }
+}
+
+/// Where attention is most of a row's time, a chunk fills tiles without what stands before it.
+#[test]
+fn deep_chunks_fill_tiles_alone() {
+    let mut scheduler = Scheduler::new(Config { rows_tile: 32, ..config() }).expect("valid");
+    let cost = StepCost { fixed_us: 5000, row_ns: 20_000, context_ps: 1000 };
+    let room = scheduler.room(&Tick { cost, ..tick(256) }, Decodes::default());
+    scheduler.plan.rows = 16;
+    for (start, rows) in [(0, 176), (20_000, 176), (20_001, 160), (100_000, 160)] {
+        assert_eq!(scheduler.cut(start, 1000, 185, 185, room.is_deep(start)), rows, "behind {start}");
     }
 }
 

@@ -19,6 +19,7 @@
 #define STAGES 2
 #endif
 #define CONSUMERS 256
+#define Q_HELD (HEAD_DIM <= 128)  // queries stay in registers, where they fit: shared memory then reads keys and values alone
 #define THREADS (CONSUMERS + 128)
 
 // Byte offsets in shared memory.
@@ -172,12 +173,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < HEAD_DIM / 2; i++) o[i] = 0.f;
         float max0 = NEG_INF, max1 = NEG_INF, f0 = 0.f, f1 = 0.f;
         float sum[4] = {0.f, 0.f, 0.f, 0.f};  // of the even and the odd columns of both rows
+#if Q_HELD
+        u32 q[HEAD_DIM / 16][4];
+#pragma unroll
+        for (int s = 0; s < HEAD_DIM / 16; s++) {
+            int row = group * 64 + warp * 16 + lane % 16, chunk = s % 4 * 2 + lane / 16;
+            load_matrix4(q[s], base + s / 4 * Q_HALF + row * 128 + (chunk ^ row % 8) * 16);
+        }
+        barrier_arrive(FREE_Q);
+#endif
         // Queues score = Q K^T of a block.
         auto scores = [&]() {
             u64 keys = operand(base + K_AT + k.stage * BLOCK_BYTES);
 #pragma unroll
             for (int s = 0; s < HEAD_DIM / 16; s++)
+#if Q_HELD
+                product_registers(score, q[s], keys + (s / 4 * K_HALF + s % 4 * 32) / 16, s > 0);
+#else
                 product_shared(score, queries + (s / 4 * Q_HALF + s % 4 * 32) / 16, keys + (s / 4 * K_HALF + s % 4 * 32) / 16, s > 0);
+#endif
             product_commit();
         };
         // Queues o += P V of a block.
@@ -236,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         settled(score);
         release(FREE_K(k.stage));
         k.advance();
-        if (tile.blocks == 1) barrier_arrive(FREE_Q);
+        if (!Q_HELD && tile.blocks == 1) barrier_arrive(FREE_Q);
         softmax(0);
         pack();
         for (int n = 1; n < tile.blocks; n++) {
@@ -251,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             settled(score);
             release(FREE_K(k.stage));
             k.advance();
-            if (n == tile.blocks - 1) barrier_arrive(FREE_Q);
+            if (!Q_HELD && n == tile.blocks - 1) barrier_arrive(FREE_Q);
             softmax(n);
             bool same = !__any_sync(FULL, f0 != 1.f || f1 != 1.f || sum[0] + sum[1] + (sum[2] + sum[3]) < 0.f);
             if (same) {

@@ -39,16 +39,17 @@ PRODUCT_SHARED("32", 16, PLACES_16, "%16", "%17", "%18", SUMS_8(0), SUMS_8(8))
 PRODUCT_SHARED("64", 32, PLACES_32, "%32", "%33", "%34", SUMS_32(0))
 PRODUCT_SHARED("128", 64, PLACES_64, "%64", "%65", "%66", SUMS_64(0))
 
-// A in registers, as a product before leaves it; D is added to.
-#define PRODUCT_REGISTERS(N, COUNT, PLACES, A, B, ...)                                                                   \
-    __device__ __forceinline__ void product_registers(float (&d)[COUNT], const u32 (&a)[4], u64 b) {                     \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16." WGMMA_TYPES " {" PLACES "}, {" A "}, " B ", 1, 1, 1, 0;" \
+// A in registers, as a product before leaves it.
+#define PRODUCT_REGISTERS(N, COUNT, PLACES, A, B, ACCUMULATE, ...)                                                       \
+    __device__ __forceinline__ void product_registers(float (&d)[COUNT], const u32 (&a)[4], u64 b, int accumulate = 1) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\n"                                             \
+                     "wgmma.mma_async.sync.aligned.m64n" N "k16." WGMMA_TYPES " {" PLACES "}, {" A "}, " B ", p, 1, 1, 0;\n}" \
                      : __VA_ARGS__                                                                                       \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                              \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                             \
     }
-PRODUCT_REGISTERS("64", 32, PLACES_32, "%32, %33, %34, %35", "%36", SUMS_32(0))
-PRODUCT_REGISTERS("128", 64, PLACES_64, "%64, %65, %66, %67", "%68", SUMS_64(0))
-PRODUCT_REGISTERS("256", 128, PLACES_128, "%128, %129, %130, %131", "%132", SUMS_64(0), SUMS_64(64))
+PRODUCT_REGISTERS("64", 32, PLACES_32, "%32, %33, %34, %35", "%36", "%37", SUMS_32(0))
+PRODUCT_REGISTERS("128", 64, PLACES_64, "%64, %65, %66, %67", "%68", "%69", SUMS_64(0))
+PRODUCT_REGISTERS("256", 128, PLACES_128, "%128, %129, %130, %131", "%132", "%133", SUMS_64(0), SUMS_64(64))
 
 __device__ __forceinline__ void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

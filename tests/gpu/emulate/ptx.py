@@ -660,6 +660,21 @@ class Kernel:
             return lambda w, on: self.store(w, on, ops[0], from_(w).astype(np.uint64) - base)
         return lambda w, on: self.store(w, on, ops[0], from_(w).astype(np.uint64) + base)
 
+    def do_ldmatrix(self, words, ops):
+        """Eight rows of 16 bytes a matrix, where eight lanes say; each lane gets a word of every matrix."""
+        if "trans" in words:
+            raise Fault(f"`{'.'.join(words)}` is not known here")
+        d, address = self.vector(ops[0]), self.address(ops[1])
+
+        def run(w, on):
+            if not on.all():
+                raise Fault("a load of matrices that not all lanes are at")
+            memory, rows = w.block.spaces["shared"].data.view(np.uint32), address(w)
+            for i, name in enumerate(d):
+                self.store(w, on, name, memory[(rows[8 * i + LANES // 4] // 4).astype(np.int64) + LANES % 4])
+
+        return run
+
     def do_mapa(self, words, ops):
         bits = int(words[-1][1:])
         from_ = self.value(ops[1], bits)

@@ -43,12 +43,58 @@ impl PrefillLaunch {
 
 /// Earlier keys for each split of a prompt's tiles; as in `begin_step`.
 const SPLIT_KEYS_MIN: usize = 2048;
-const SPLITS_MAX: usize = 8;
+const SPLITS_MAX: usize = 16;
 /// Items of split tiles, in blocks a multiprocessor: what the buffers of their sums hold.
 pub const SPLIT_WAVES_MAX: usize = 6;
 
-/// Splits the tiles of prompts behind deep prefixes where there are too few of them to fill the card. `starts`: tokens
-/// before each run. Gives how many items all tiles make, 0 where none is split.
+/// What a tile's part costs beside its keys: its queries, its sums, and the ring that must fill. In keys, like all that is
+/// compared here; a block takes 128 in 1.85 us.
+const PART_KEYS: usize = 192;
+/// What the merge costs, and for each part 128 KB on their way through memory.
+const MERGE_KEYS: usize = 256;
+const MERGE_PART_KEYS: f64 = 2.5;
+
+/// How often deep tiles are split: `splits` times, and the last `more` once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Splits {
+    splits: usize,
+    more: usize,
+}
+
+impl Splits {
+    /// Of so many parts of `tiles` tiles, as equal as can be.
+    fn of(parts: usize, tiles: usize) -> Self {
+        Self { splits: parts / tiles, more: parts % tiles }
+    }
+
+    fn most(self) -> usize {
+        self.splits + usize::from(self.more > 0)
+    }
+
+    /// Keys one after the other until all tiles of `keys` are done, when whoever is free takes the next part, the larger ones
+    /// first.
+    fn cost(self, tiles: usize, keys: usize, multiprocessors: usize) -> f64 {
+        let part = |splits: usize| (keys / splits.max(1) + PART_KEYS) as f64;
+        let (large, mut small) = ((tiles - self.more) * self.splits, self.more * (self.splits + 1));
+        // Those that have had a part more than the others, and the others: how many, and when they are free.
+        let (turns, ahead) = (large / multiprocessors, large % multiprocessors);
+        let at = |turns: usize| turns as f64 * part(self.splits);
+        let mut groups = [(multiprocessors - ahead, at(turns)), (ahead, at(turns + 1))];
+        let mut end = if ahead > 0 { at(turns + 1) } else { at(turns) };
+        while small > 0 {
+            let first = usize::from(groups[1].0 > 0 && groups[1].1 < groups[0].1);
+            groups[first].1 += part(self.splits + 1);
+            end = end.max(groups[first].1);
+            small -= small.min(groups[first].0);
+        }
+        let parts = tiles * self.splits + self.more;
+        let merge = if self.most() > 1 { MERGE_KEYS as f64 + MERGE_PART_KEYS * parts as f64 } else { 0.0 };
+        end + merge
+    }
+}
+
+/// Splits the tiles of prompts behind deep prefixes, so that all multiprocessors are done at about the same time. `starts`:
+/// tokens before each run. Gives how many items all tiles make, 0 where none is split.
 pub fn split_prompts(
     runs: &mut [RunUpload],
     starts: &[usize],
@@ -57,35 +103,40 @@ pub fn split_prompts(
 ) -> usize {
     let tiles = |run: &RunUpload| (run.rows as usize).div_ceil(tile_tokens(shape)) * shape.kv_heads;
     let may_split = |start: usize| (start / SPLIT_KEYS_MIN).clamp(1, SPLITS_MAX);
-    let (mut deep, mut shallow, mut most) = (0, 0, 1);
+    let (mut deep, mut shallow, mut keys) = (0, 0, 0);
     for (run, &start) in runs.iter().zip(starts).filter(|(run, _)| run.rows > 1) {
-        match may_split(start) {
-            1 => shallow += tiles(run),
-            splits => {
-                deep += tiles(run);
-                most = most.max(splits);
-            }
+        if may_split(start) == 1 {
+            shallow += tiles(run);
+        } else {
+            deep += tiles(run);
+            keys = keys.max(start);
         }
     }
-    let fill = |splits: usize| {
-        let items = deep * splits;
-        items as f64 / items.next_multiple_of(multiprocessors) as f64
-    };
-    let mut best = 1;
-    for splits in 2..=most {
-        // A split costs a pass over its sums.
-        if deep * splits + shallow <= SPLIT_WAVES_MAX * multiprocessors && fill(splits) > fill(best) * 1.08 {
-            best = splits;
-        }
-    }
-    if best == 1 {
+    let items_max = SPLIT_WAVES_MAX * multiprocessors;
+    if deep == 0 || deep + shallow > items_max {
         return 0;
     }
+    let even = (1..=SPLITS_MAX).map(|splits| splits * deep);
+    let waves = (1..=SPLIT_WAVES_MAX).map(|waves| waves * multiprocessors).filter(|&parts| parts > deep);
+    let best = even
+        .chain(waves)
+        .filter(|parts| parts + shallow <= items_max)
+        .map(|parts| Splits::of(parts, deep))
+        .filter(|splits| splits.most() <= may_split(keys))
+        .map(|splits| (splits, splits.cost(deep, keys, multiprocessors)))
+        .min_by(|a, b| a.1.total_cmp(&b.1));
+    let Some((Splits { splits, mut more }, _)) = best.filter(|best| best.0.most() > 1) else { return 0 };
     let mut items = 0;
     for (run, &start) in runs.iter_mut().zip(starts).filter(|(run, _)| run.rows > 1) {
-        let splits = may_split(start).min(best);
-        run.derived[2] = splits as i32;
-        items += tiles(run) * splits;
+        let (tiles, allowed) = (tiles(run), may_split(start));
+        let of_run = if allowed > 1 { splits.min(allowed) } else { 1 };
+        run.derived[2] = of_run as i32;
+        items += tiles * of_run;
+        if of_run == splits && splits < allowed {
+            run.more = more.min(tiles) as i32;
+            more -= more.min(tiles);
+            items += run.more as usize;
+        }
     }
     items
 }
@@ -226,25 +277,46 @@ impl TensorMaps {
 mod tests {
     use super::*;
 
-    /// Runs of (rows, tokens before them) on 132 multiprocessors: the splits of each, and the items.
-    fn split(prompts: &[(i32, usize)]) -> (Vec<i32>, usize) {
+    /// Runs of (rows, tokens before them) on 132 multiprocessors: how often the tiles of each are split, how many of them once
+    /// more, and the items.
+    fn split(prompts: &[(i32, usize)]) -> (Vec<(i32, i32)>, usize) {
         let shape = AttentionShape { heads: 32, kv_heads: 8, head_dim: 128, gated: false };
         let mut runs: Vec<RunUpload> =
             prompts.iter().map(|&(rows, _)| RunUpload { rows, ..RunUpload::default() }).collect();
         let starts: Vec<usize> = prompts.iter().map(|prompt| prompt.1).collect();
         let items = split_prompts(&mut runs, &starts, &shape, 132);
-        (runs.iter().map(|run| run.derived[2]).collect(), items)
+        (runs.iter().map(|run| (run.derived[2], run.more)).collect(), items)
     }
 
-    /// Splits fill the multiprocessors' last wave, and leave alone what fills it already or has no keys to split.
+    /// Splits let all multiprocessors end together, and leave alone what does so already or has no keys to split.
     #[test]
-    fn few_deep_tiles_are_split() {
-        assert_eq!(split(&[(256, 100_000)]), (vec![2], 128));
-        assert_eq!(split(&[(384, 100_000)]), (vec![4], 384));
-        assert_eq!(split(&[(512, 100_000)]), (vec![0], 0));
-        assert_eq!(split(&[(8192, 20_000)]), (vec![0], 0));
-        assert_eq!(split(&[(256, 4095)]), (vec![0], 0));
-        assert_eq!(split(&[(1, 9000), (256, 50_000), (40, 0)]), (vec![0, 2, 1], 144));
+    fn deep_tiles_fill_the_card() {
+        assert_eq!(split(&[(256, 100_000)]), (vec![(2, 0)], 128));
+        assert_eq!(split(&[(192, 96_000)]), (vec![(5, 24)], 264));
+        assert_eq!(split(&[(480, 36_000)]), (vec![(3, 36)], 396));
+        assert_eq!(split(&[(512, 100_000)]), (vec![(0, 0)], 0));
+        assert_eq!(split(&[(8192, 20_000)]), (vec![(0, 0)], 0));
+        assert_eq!(split(&[(256, 4095)]), (vec![(0, 0)], 0));
+        assert_eq!(split(&[(1, 9000), (256, 50_000), (40, 0)]), (vec![(0, 0), (2, 0), (1, 0)], 144));
         assert_eq!(split(&[]), (vec![], 0));
+    }
+
+    /// Never more items than their sums have room for, and what is said of the items is what the runs make.
+    #[test]
+    fn items_are_what_the_runs_make() {
+        for rows in (2..1500).step_by(7) {
+            for start in [0, 3000, 4096, 5000, 20_000, 130_000] {
+                for other in [(2, 0), (300, 9000), (1, 70_000)] {
+                    let (splits, items) = split(&[(rows, start), other]);
+                    let made = |(rows, (splits, more)): (i32, (i32, i32))| match rows {
+                        1 => 0,
+                        _ => (rows as usize).div_ceil(32) * 8 * splits as usize + more as usize,
+                    };
+                    let total: usize = [rows, other.0].into_iter().zip(splits).map(made).sum();
+                    assert_eq!(items, total, "{rows} behind {start}, {other:?}");
+                    assert!(items <= SPLIT_WAVES_MAX * 132, "{rows} behind {start}, {other:?}: {items}");
+                }
+            }
+        }
     }
 }

@@ -20,7 +20,9 @@ pub struct RunUpload {
     /// Filled on the device; of a prompt the third says before how often its tiles' keys should be split.
     pub derived: [i32; 3],
     pub update: StateUpdate,
-    pub pad: [i32; 2],
+    /// Of a prompt's tiles so many should be split once more.
+    pub more: i32,
+    pub pad: i32,
 }
 
 /// How a run finds its seat's recurrent states, and how a single row leaves them.

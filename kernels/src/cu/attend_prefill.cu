@@ -20,16 +20,16 @@ __device__ __forceinline__ u32 chunk_at(int row, int chunk, int row_chunks) {
 __device__ __forceinline__ U4 load_shared(const u8 *p) { return *(const U4 *)p; }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attend_prefill(u16 *attended, const u16 *qkv, const u16 *kv, const StepInfo *step, const RunInfo *runs, const int4 *tiles,
+    attend_prefill(u16 *attended, const u16 *qkv, const u16 *kv, const StepInfo *step, const RunInfo *runs, const TileWork *tiles,
                    const int *page_table, int table_width, float scale_log2) {
     extern __shared__ __align__(128) u8 shared[];  // [BUFFERS][K page | V page]
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     wait_previous();
     start_next();
     for (int index = blockIdx.x; index < step->tiles; index += gridDim.x) {
-        int4 work = tiles[index];
-        RunInfo run = runs[work.x];
-        int start = run.end - run.rows, token0 = work.z * QTOKENS;
+        TileWork work = tiles[index];
+        RunInfo run = runs[work.run];
+        int start = run.end - run.rows, token0 = work.tile * QTOKENS;
         const int *pages = page_table + (long long)run.seat * table_width;
         int r0 = warp * 16 + g, r1 = r0 + 8;
         int tok0 = token0 + r0 / GROUP, tok1 = token0 + r1 / GROUP;
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         int limit0 = start + tok0, limit1 = start + tok1;  // last key each row may see
         int last_token = min(token0 + QTOKENS, run.rows) - 1;
         int key_pages = (start + last_token) / PAGE + 1;
-        const u16 *base = qkv + ((long long)run.row0 * HEADS_ALL + work.y * GROUP * Q_STEP) * HEAD_DIM;
+        const u16 *base = qkv + ((long long)run.row0 * HEADS_ALL + work.kv_head * GROUP * Q_STEP) * HEAD_DIM;
         const long long stride = (long long)HEADS_ALL * HEAD_DIM;
         const u16 *from0 = base + tok0 * stride + (r0 % GROUP) * Q_STEP * HEAD_DIM + 8 * t;
         const u16 *from1 = base + tok1 * stride + (r1 % GROUP) * Q_STEP * HEAD_DIM + 8 * t;
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int s = 0; s < STEPS; s++) load_queries(s);
         auto fetch = [&](int page_index) {
-            const u8 *from = (const u8 *)(kv + ((long long)pages[page_index] * KV_HEADS + work.y) * 2 * PAGE * HEAD_DIM);
+            const u8 *from = (const u8 *)(kv + ((long long)pages[page_index] * KV_HEADS + work.kv_head) * 2 * PAGE * HEAD_DIM);
             u32 to = shared_address(shared) + page_index % BUFFERS * 2 * TILE_BYTES;
 #pragma unroll
             for (int i = 0; i < TILE_BYTES / 16 / THREADS; i++) {
@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         sum1 += __shfl_xor_sync(FULL, sum1, 1);
         sum1 += __shfl_xor_sync(FULL, sum1, 2);
         float i0 = 1.f / sum0, i1 = 1.f / sum1;
-        u16 *out = attended + ((long long)run.row0 * HEADS + work.y * GROUP) * HEAD_DIM;
+        u16 *out = attended + ((long long)run.row0 * HEADS + work.kv_head * GROUP) * HEAD_DIM;
         // `from`: the row's query at this lane's place; its gate stands a head further on.
         auto store = [&](int token, int row, const u16 *from, int d, float lo, float hi) {
 #if Q_STEP == 2

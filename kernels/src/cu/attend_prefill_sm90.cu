@@ -54,7 +54,7 @@ struct Tile {
 // dimensions of a page's keys) and of the values (a page's keys of every dimension). `turn`: how many such launches the
 // step had before this one: tickets are counted over the whole step. `qkv`: where gated heads find their gates.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attend_prefill_sm90(u16 *attended, const u8 *maps, const u16 *qkv, StepInfo *step, const RunInfo *runs, const int4 *tiles,
+    attend_prefill_sm90(u16 *attended, const u8 *maps, const u16 *qkv, StepInfo *step, const RunInfo *runs, const TileWork *tiles,
                         const int *page_table, int table_width, int turn, float scale_log2, float *part_o, float2 *part_ml) {
     extern __shared__ __align__(1024) u8 shared[];
     u32 base = shared_address(shared), barriers = base + BARRIERS_AT;
@@ -80,26 +80,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         int total = step->tiles, first = turn * (total + (int)gridDim.x);
         Place<STAGES> k = {0, 0}, v = {0, 0};
         int index = atomicAdd(&step->tickets, 1) - first;
-        int4 work = tiles[min(index, total - 1)];
-        RunInfo run = runs[work.x];
+        TileWork work = tiles[min(index, total - 1)];
+        RunInfo run = runs[work.run];
         for (u32 round = 0;; round++) {
             barrier_wait(FREE_Q, round & 1 ^ 1);
             if (index >= total) break;
             Tile tile;
             int start = run.end - run.rows;
-            tile.token0 = work.z * QTOKENS;
+            tile.token0 = work.tile * QTOKENS;
             tile.rows = run.rows;
             tile.row0 = run.row0;
-            tile.kv_head = work.y;
+            tile.kv_head = work.kv_head;
             int key_pages = (start + min(tile.token0 + QTOKENS, run.rows) - 1) / PAGE + 1;
-            int all = (key_pages * PAGE + KEYS - 1) / KEYS, before = all * work.w / run.splits;
-            tile.blocks = all * (work.w + 1) / run.splits - before;
+            int all = (key_pages * PAGE + KEYS - 1) / KEYS, before = all * work.part / work.parts;
+            tile.blocks = all * (work.part + 1) / work.parts - before;
             tile.start = start - before * KEYS;
-            tile.place = run.splits > 1 ? index : -1;
+            tile.place = work.parts > 1 ? work.place : -1;
             *handed = tile;
             barrier_expect(FULL_Q, HALVES * 64 * GROUP * QTOKENS * 2);
             for (int h = 0; h < HALVES; h++)
-                copy_box3(base + h * Q_HALF, q_map, 64 * h, work.y * GROUP, run.row0 + tile.token0, FULL_Q);
+                copy_box3(base + h * Q_HALF, q_map, 64 * h, work.kv_head * GROUP, run.row0 + tile.token0, FULL_Q);
             const int *pages = page_table + (long long)run.seat * table_width + before * (KEYS / PAGE);
             key_pages -= before * (KEYS / PAGE);
             // A block's last page may lie beyond the run: any page will do, its keys are masked.
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (n == 1) {
                     index = atomicAdd(&step->tickets, 1) - first;
                     work = tiles[min(index, total - 1)];
-                    run = runs[work.x];
+                    run = runs[work.run];
                 }
             }
         }

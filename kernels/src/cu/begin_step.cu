@@ -16,12 +16,14 @@
 #define DECODE_ROWS 1
 #endif
 // Earlier keys for each split that a prompt's tiles may have.
+#ifndef SPLIT_KEYS_MIN
 #define SPLIT_KEYS_MIN 2048
+#endif
 
 extern "C" __global__ void __launch_bounds__(1024) begin_step(
     StepInfo *step, RunInfo *runs, const Append *appends, const u32 *tokens, const SeatState *seats, int *page_table,
     int table_width, int *row_seat, int *row_position, u32 *row_token, int *emit_row, int *emit_run,
-    int4 *decode_items, int4 *tiles) {
+    int4 *decode_items, TileWork *tiles) {
     wait_previous();
     start_next();
     __shared__ int sums[3][32];
@@ -42,9 +44,11 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
         run.end = start + run.rows;
         single = run.rows <= DECODE_ROWS;
         // What the host wants of a prompt, as far as its keys go.
-        run.splits = single ? (run.end + SPLIT - 1) / SPLIT : max(1, min(run.splits, start / SPLIT_KEYS_MIN));
+        int allowed = max(1, start / SPLIT_KEYS_MIN), wanted = max(1, run.splits);
+        if (single || wanted + (run.more > 0) > allowed) run.more = 0;
+        run.splits = single ? (run.end + SPLIT - 1) / SPLIT : min(wanted, allowed);
         if (single) items = run.splits * KV_HEADS;
-        else tile_count = (run.rows + QTOKENS - 1) / QTOKENS * KV_HEADS * run.splits;
+        else tile_count = (run.rows + QTOKENS - 1) / QTOKENS * KV_HEADS * run.splits + run.more;
     }
     int items_end = items, tiles_end = tile_count, rank_end = single;
 #pragma unroll
@@ -83,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
         runs[r].end = run.end;
         runs[r].item0 = run.item0;
         runs[r].splits = run.splits;
+        runs[r].more = run.more;
         if (run.emit >= 0) {
             emit_row[run.emit] = run.row0 + run.rows - 1;
             emit_run[run.emit] = r;
@@ -111,11 +116,16 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
             for (int j = lane; j < run.splits * KV_HEADS; j += WARP)
                 decode_items[j < whole ? at + j : after + j] = make_int4(i, j % KV_HEADS, j / KV_HEADS, run.item0 + j);
         } else {
-            int count = (run.rows + QTOKENS - 1) / QTOKENS;
-            // The last query tile sees the most keys: start with it.
-            for (int j = lane; j < count * KV_HEADS * run.splits; j += WARP) {
-                int tile = j / run.splits;
-                tiles[run.item0 + j] = make_int4(i, tile % KV_HEADS, count - 1 - tile / KV_HEADS, j % run.splits);
+            // The last query tile sees the most keys: start with it. Tiles of fewer parts come first, for those are larger,
+            // and of all tiles the same part before the next: blocks that read the same keys do so at the same time, or each
+            // would ask memory for them.
+            int count = (run.rows + QTOKENS - 1) / QTOKENS, few = count * KV_HEADS - run.more, few_items = few * run.splits;
+            for (int j = lane; j < few_items + run.more * (run.splits + 1); j += WARP) {
+                bool less = j < few_items;
+                int of = less ? few : run.more, parts = run.splits + !less, local = less ? j : j - few_items;
+                int among = local % of, part = local / of, place = (less ? 0 : few_items) + among * parts + part;
+                int tile = less ? among : few + among;
+                tiles[run.item0 + j] = TileWork{(u16)i, (u16)(tile % KV_HEADS), (u16)part, (u16)parts, count - 1 - tile / KV_HEADS, run.item0 + place};
             }
         }
     }

@@ -458,10 +458,18 @@ struct __align__(16) RunInfo {
     int emit;    // index of the emitted row, or -1
     int end;     // filled by begin_step: the seat's length after this run
     int item0;   // filled by begin_step: first decode work item
-    int splits;  // of a single row's keys, filled by begin_step; of a prompt's, what the host wants and begin_step allows
+    int splits;  // of a single row's keys, filled by begin_step; of a prompt's tiles, what the host wants and begin_step allows
     int deferred;  // updates that the seat's recurrent states lack before this run
     int folds;     // not 0: a single row writes the states, with all that was deferred
-    int pad[2];
+    int more;      // of a prompt's tiles the last, which have one split more
+    int pad;
+};
+
+// A tile of a prompt's attention, or a part of its keys. Parts of a tile have neighbouring places in the buffers of sums.
+struct __align__(16) TileWork {
+    u16 run, kv_head, part, parts;
+    int tile;  // among those of its run's query tokens
+    int place;
 };
 
 struct StepInfo {

@@ -41,8 +41,8 @@ def near(what, found, wanted, bound):
     assert error < bound, f"{what}: {error} of the largest value, {bound} allowed"
 
 
-def run_info(seat, rows, row0, token0, emit, end, item0=0, splits=0, deferred=0, folds=0):
-    return (seat, rows, row0, token0, emit, end, item0, splits, deferred, folds, 0, 0)
+def run_info(seat, rows, row0, token0, emit, end, item0=0, splits=0, deferred=0, folds=0, more=0):
+    return (seat, rows, row0, token0, emit, end, item0, splits, deferred, folds, more, 0)
 
 
 def silu(x):
@@ -177,32 +177,53 @@ def decode_attention_of_three_heads_a_key():
     decode_case(6, 2, 64, 64, False, [64, 200, 5])("attend_decode", 2, 128, 0, 1, IN_SHARED=0)
 
 
+SEAT_STATE = 2696
+
+
 # --- attention of prompts -------------------------------------------------------------------------------------------------
 
 
 def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):
-    """Prompts: rows, tokens before them, splits of their keys."""
+    """Prompts: rows, tokens before them, splits of their tiles' keys, and how many tiles have one more. The lists are
+    `begin_step`'s."""
     group, step = heads // kv_heads, 1 + gated
     tokens, all_heads = 128 // group, heads * step + 2 * kv_heads
     total = sum(prompt[0] for prompt in prompts)
-    pages = Pages(3, [rows + start for rows, start, _ in prompts], kv_heads, dim)
+    pages = Pages(3, [rows + start for rows, start, *_ in prompts], kv_heads, dim)
     rows = noise(5, total + tokens, all_heads, dim, scale=1.5)
-    runs, tiles, row0 = [], [], 0
-    for seat, (count, start, splits) in enumerate(prompts):
-        runs.append(run_info(seat, count, row0, 0, -1, start + count, len(tiles), splits))
-        last = -(-count // tokens) - 1
-        for j in range((last + 1) * kv_heads * splits):
-            tiles.append((seat, j // splits % kv_heads, last - j // splits // kv_heads, j % splits))
+    runs, wanted_tiles, row0 = [], [], 0
+    for seat, (count, start, splits, more) in enumerate(prompts):
+        runs.append(run_info(seat, count, row0, 0, -1, start + count, splits=splits, more=more))
         row0 += count
+    # Places go by the keys of a part.
+    for seat in sorted(range(len(prompts)), key=lambda i: -(runs[i][5] // prompts[i][2])):
+        count, _, splits, more = prompts[seat]
+        of_run = -(-count // tokens) * kv_heads
+        for i in range(of_run):
+            parts = splits + (i >= of_run - more)
+            wanted_tiles += [(seat, i % kv_heads, part, parts, of_run // kv_heads - 1 - i // kv_heads) for part in range(parts)]
     info = np.zeros(8, np.int32)
-    info[[0, 1, 5]] = len(runs), total, len(tiles)
+    info[[0, 1]] = len(runs), total
     scale = np.float32(LOG2E / np.sqrt(dim))
     flags = dict(HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=dim, QTOKENS=tokens, Q_STEP=step)
     memory = Memory(1 << 24)
     out = memory.put(np.full((total + 1, heads, dim), 0xffff, np.uint16))
     queries, kv = memory.put(rows), memory.put(pages.data)
-    info, run_list, tile_list = (memory.put(np.asarray(x, np.int32)) for x in (info, runs, tiles))
-    part_o, part_ml = (memory.put(np.full((len(tiles), 128, n), np.nan, np.float32)) for n in (dim, 2))
+    info, run_list = (memory.put(np.asarray(x, np.int32)) for x in (info, runs))
+    tile_list = memory.put(np.full((len(wanted_tiles) + 1, 8), 0xffff, np.uint16))
+    seats = np.zeros((len(prompts), SEAT_STATE // 4), np.int32)
+    seats[:, 0] = [prompt[1] for prompt in prompts]
+    row_lists = [memory.put(np.zeros(total + 64, np.int32)) for _ in range(6)]
+    kernel("begin_step", KV_HEADS=kv_heads, QTOKENS=tokens, SPLIT=SPLIT, SPLIT_KEYS_MIN=64).run(
+        memory, 1, 1024, 0,
+        [info, run_list, row_lists[0], memory.put(np.zeros(total, np.int32)), memory.put(seats), memory.put(pages.table),
+         np.int32(pages.width), *row_lists, tile_list], seed)
+    # The run, the kv head, the part and how many there are; the tile, and the place.
+    found = memory.get(tile_list, np.uint16, (len(wanted_tiles) + 1) * 8).reshape(-1, 8)
+    assert (found[-1] == 0xffff).all(), "more tiles than there are"
+    places = found[:-1, 6:].copy().view(np.int32)[:, 0]
+    assert [tuple(found[i, :5]) for i in np.argsort(places)] == wanted_tiles and sorted(places) == list(range(len(places))), "the tiles"
+    part_o, part_ml = (memory.put(np.full((len(places), 128, n), np.nan, np.float32)) for n in (dim, 2))
     heads_of_pages = pages.data.shape[0] * kv_heads
     maps = memory.put(np.concatenate([
         memory.map(queries, [dim, heads, len(rows)], [step * dim * 2, all_heads * dim * 2], [64, group, tokens]),
@@ -214,8 +235,8 @@ def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):
         memory, grid, 384, 128 * dim * 2 + 4 * block + 128,
         [out, maps, queries, info, run_list, tile_list, memory.put(pages.table), np.int32(pages.width), np.int32(0), scale,
          part_o, part_ml], seed)
-    if any(splits > 1 for _, _, splits in prompts):
-        kernel("attend_merge_tiles", **flags).run(memory, (len(tiles), 16), 256, 0,
+    if any(splits + more > 1 for _, _, splits, more in prompts):
+        kernel("attend_merge_tiles", **flags).run(memory, (len(places), 16), 256, 0,
                                                   [out, part_o, part_ml, info, run_list, tile_list, queries], seed)
     found = memory.get(out, np.uint16, (total + 1) * heads * dim).reshape(total + 1, heads, dim)
     assert (found[total] == 0xffff).all(), "a row behind the last was written"
@@ -235,18 +256,19 @@ def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):
 
 @check
 def prefill_attention_of_gated_heads_of_256():
-    prefill_case(4, 2, 256, True, [(70, 0, 1), (3, 200, 2)], 2)
+    prefill_case(4, 2, 256, True, [(70, 0, 1, 0), (3, 200, 2, 0)], 2)
 
 
 @check
 def prefill_attention_of_heads_of_128():
-    prefill_case(4, 2, 128, False, [(70, 0, 1), (3, 300, 2)], 2)
+    prefill_case(4, 2, 128, False, [(70, 0, 1, 0), (3, 300, 2, 1)], 2)
+    prefill_case(4, 2, 128, False, [(40, 450, 1, 1), (65, 300, 1, 0)], 3)
 
 
 @check
 def prefill_attention_of_six_heads_a_key():
     """21 tokens a tile: its last two rows are nobody's."""
-    prefill_case(6, 1, 256, True, [(25, 30, 1)], 2)
+    prefill_case(6, 1, 256, True, [(25, 30, 1, 0)], 2)
 
 
 # --- products -------------------------------------------------------------------------------------------------------------

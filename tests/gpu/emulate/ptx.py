@@ -251,10 +251,10 @@ class Kernel:
                             scopes[-1][name] = f"{name}#{fresh}"
                         self.types[name.split("<")[0]] = kind
                 elif statement.startswith(".shared"):
-                    align, name, size = re.match(r"\.shared \.align (\d+) \.b8 ([\w$]+)\[(\d+)\]", statement).groups()
+                    align, bits, name, count = re.match(r"\.shared \.align (\d+) \.[a-z](\d+) ([\w$]+)(?:\[(\d+)\])?$", statement).groups()
                     self.shared_end = (self.shared_end + int(align) - 1) // int(align) * int(align)
                     self.symbols[name] = self.shared_end
-                    self.shared_end += int(size)
+                    self.shared_end += int(bits) // 8 * int(count or 1)
                 elif statement and not statement.startswith((".pragma", ".loc")):
                     guard = re.match(r"@(!?)([%\w]+) (.*)", statement)
                     text = guard[3] if guard else statement
@@ -792,7 +792,8 @@ class Kernel:
             top = (clamp(w).astype(np.int64) & 31) | LANES & (clamp(w).astype(np.int64) >> 8 & 31)
             lane = {"bfly": LANES ^ n, "idx": LANES & (clamp(w).astype(np.int64) >> 8 & 31) | n & ~(clamp(w).astype(np.int64) >> 8) & 31,
                     "down": LANES + n, "up": LANES - n}[how]
-            lane = np.where((lane <= top) & (lane >= 0), lane, LANES) & 31
+            inside = lane >= top if how == "up" else lane <= top
+            lane = np.where(inside & (lane >= 0), lane, LANES) & 31
             if not on[lane[on]].all():
                 raise Fault("a shuffle with lanes that are elsewhere")
             self.store(w, on, ops[0].split("|")[0], value(w)[lane])

@@ -574,7 +574,7 @@ impl Forward<'_> {
                     .pointer(w.runs_pointer())
                     .pointer(w.tiles.pointer)
                     .pointer(w.mix.pointer);
-                let grid = (size.split_items as u32, TILE_ROWS as u32 / 8);
+                let grid = (size.split_items as u32, TILE_ROWS as u32 / 32);
                 let shape = Shape::of(grid, 256);
                 self.kernels.attend_merge_tiles.launch(self.device, shape, args)?;
             }

@@ -116,16 +116,18 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
             for (int j = lane; j < run.splits * KV_HEADS; j += WARP)
                 decode_items[j < whole ? at + j : after + j] = make_int4(i, j % KV_HEADS, j / KV_HEADS, run.item0 + j);
         } else {
-            // The last query tile sees the most keys: start with it. Tiles of fewer parts come first, for those are larger,
-            // and of all tiles the same part before the next: blocks that read the same keys do so at the same time, or each
-            // would ask memory for them.
+            // The last query tile sees the most keys: start with it. Tiles of fewer parts come first, for those are larger.
+            // Where there are parts, tiles of a kv head stand together, and of all tiles the same part before the next: who
+            // reads the same keys does so at the same time, or memory would be asked for them again.
             int count = (run.rows + QTOKENS - 1) / QTOKENS, few = count * KV_HEADS - run.more, few_items = few * run.splits;
+            bool split = run.splits + run.more > 1;
             for (int j = lane; j < few_items + run.more * (run.splits + 1); j += WARP) {
                 bool less = j < few_items;
                 int of = less ? few : run.more, parts = run.splits + !less, local = less ? j : j - few_items;
                 int among = local % of, part = local / of, place = (less ? 0 : few_items) + among * parts + part;
-                int tile = less ? among : few + among;
-                tiles[run.item0 + j] = TileWork{(u16)i, (u16)(tile % KV_HEADS), (u16)part, (u16)parts, count - 1 - tile / KV_HEADS, run.item0 + place};
+                int tile = less ? among : few + among, head = split ? tile / count : tile % KV_HEADS;
+                tile = count - 1 - (split ? tile % count : tile / KV_HEADS);
+                tiles[run.item0 + j] = TileWork{(u16)i, (u16)head, (u16)part, (u16)parts, tile, run.item0 + place};
             }
         }
     }

@@ -198,10 +198,12 @@ def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):
     # Places go by the keys of a part.
     for seat in sorted(range(len(prompts)), key=lambda i: -(runs[i][5] // prompts[i][2])):
         count, _, splits, more = prompts[seat]
-        of_run = -(-count // tokens) * kv_heads
+        of_head = -(-count // tokens)
+        of_run = of_head * kv_heads
         for i in range(of_run):
             parts = splits + (i >= of_run - more)
-            wanted_tiles += [(seat, i % kv_heads, part, parts, of_run // kv_heads - 1 - i // kv_heads) for part in range(parts)]
+            head, tile = divmod(i, of_head) if splits + more > 1 else (i % kv_heads, i // kv_heads)
+            wanted_tiles += [(seat, head, part, parts, of_head - 1 - tile) for part in range(parts)]
     info = np.zeros(8, np.int32)
     info[[0, 1]] = len(runs), total
     scale = np.float32(LOG2E / np.sqrt(dim))
@@ -236,7 +238,7 @@ def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):
         [out, maps, queries, info, run_list, tile_list, memory.put(pages.table), np.int32(pages.width), np.int32(0), scale,
          part_o, part_ml], seed)
     if any(splits + more > 1 for _, _, splits, more in prompts):
-        kernel("attend_merge_tiles", **flags).run(memory, (len(places), 16), 256, 0,
+        kernel("attend_merge_tiles", **flags).run(memory, (len(places), 4), 256, 0,
                                                   [out, part_o, part_ml, info, run_list, tile_list, queries], seed)
     found = memory.get(out, np.uint16, (total + 1) * heads * dim).reshape(total + 1, heads, dim)
     assert (found[total] == 0xffff).all(), "a row behind the last was written"

@@ -98,7 +98,8 @@ Layout lay_out(Bench &bench, const Case &c) {
             for (int part = 0; part < parts; part++)
                 for (int i = parts > splits ? few : 0; i < (parts > splits ? few + more : few); i++) {
                     int place = item0 + i * splits + std::max(i - few, 0) + part;
-                    l.tiles.push_back({(u16)seat, (u16)(i % KV_HEADS), (u16)part, (u16)parts, count - 1 - i / KV_HEADS, place});
+                    int head = splits + more > 1 ? i / count : i % KV_HEADS, tile = splits + more > 1 ? i % count : i / KV_HEADS;
+                    l.tiles.push_back({(u16)seat, (u16)head, (u16)part, (u16)parts, count - 1 - tile, place});
                 }
         for (int j = 0; j < rows; j++) {
             l.row_seat.push_back(seat);
@@ -137,7 +138,7 @@ bool run(Bench &bench, const Case &c) {
         attend_prefill_sm90<<<bench.multiprocessors, THREADS, shared>>>(bench.out, (const u8 *)bench.maps, bench.qkv, d_step, d_runs, d_tiles,
                                                                         d_table, TABLE_WIDTH, turn++, scale, bench.part_o, bench.part_ml);
         if (c.splits + c.more > 1)
-            attend_merge_tiles<<<dim3(l.tiles.size(), ROWS / 8), 256>>>(bench.out, bench.part_o, bench.part_ml, d_step, d_runs, d_tiles, bench.qkv);
+            attend_merge_tiles<<<dim3(l.tiles.size(), ROWS / 32), 256>>>(bench.out, bench.part_o, bench.part_ml, d_step, d_runs, d_tiles, bench.qkv);
     };
     CHECK(cudaMemset(bench.out, 0xff, (size_t)ROWS_MAX * HEADS * HEAD_DIM * 2));
     launch();

@@ -5,7 +5,8 @@
 //        -I kernels/src/cu tests/gpu/kernels/attend_prefill.cu -lcuda -o attend && ./attend
 //
 // QTOKENS is 128 / (HEADS / KV_HEADS); gated heads: -DQ_STEP=2. -DSTAGES=n and other build flags of the kernel go the same way. Outputs are
-// poisoned, pages lie in random order, and each case prints its splits, relative error, time and rate.
+// poisoned, pages lie in random order, and each case prints its splits, relative error, time and rate; with SUSTAIN=2 in the
+// environment also what it takes when it runs for two seconds, and what it draws.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -159,6 +160,7 @@ bool run(Bench &bench, const Case &c) {
             error += (x - y) * (x - y);
             norm += y * y;
         }
+    if (const char *seconds = getenv("SUSTAIN")) Sustained().run(c.name, atof(seconds), l.operations, launch);
     std::vector<float> times;
     cudaEvent_t begin, ended;
     CHECK(cudaEventCreate(&begin));

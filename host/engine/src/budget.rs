@@ -4,7 +4,8 @@
 //! every row costs its products, and attention reads what comes before it. The three are fitted by least squares of the
 //! relative error. Steps are kept in bins by rows and by context of a row, each bin fading on its own: an hour of pure
 //! decoding does not make the engine forget what a deep prompt costs. No device is linear from one row to thousands, so
-//! bins count the less the farther they are from the last step with a prompt in it.
+//! bins count the less the farther they are from the last step with a prompt in it, or from the next where that will be of
+//! another kind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,11 +27,14 @@ pub(crate) struct Measured {
 /// warm or shared, and does not follow a single slow step.
 const FADE: f64 = 0.97;
 
-/// Weight of a bin for each binary digit of rows, or two of context, between it and the last step with a prompt.
+/// Weight of a bin for each binary digit of rows, or two of context, between it and the step that the fit is for.
 const FAR: f64 = 0.4;
 
 /// Weight of the prior `a = b = c = 0`, in steps; it only decides what a handful of equal steps cannot.
 const PRIOR: f64 = 1e-4;
+
+/// Steps so near each other share a fit: what is expected of the next is not exact.
+const SAME_KIND: u32 = 1;
 
 /// Rows and contexts are counted in these units, so that the three unknowns have like size.
 const ROWS_UNIT: f64 = 64.0;
@@ -103,19 +107,29 @@ impl Budget {
             return;
         }
         self.rows_seen = self.rows_seen.max(step.rows);
-        let row_context = (step.context / f64::from(step.rows)) as u32;
-        // Contexts by powers of four: attention is a part of the cost that grows slowly.
-        let at = (step.rows.ilog2(), (row_context | 1).ilog2() / 2);
+        let at = bin(step.rows, (step.context / f64::from(step.rows)) as u32);
         if step.prompts {
             self.here = Some(at);
         }
-        let bin = self.bins.entry(at).or_default();
-        bin.fade(FADE);
+        let kept = self.bins.entry(at).or_default();
+        kept.fade(FADE);
         let x = [1.0, f64::from(step.rows) / ROWS_UNIT, step.context / CONTEXT_UNIT];
-        bin.add(x, step.device.as_secs_f64() * 1e3);
+        kept.add(x, step.device.as_secs_f64() * 1e3);
+        self.cost = self.fitted(self.here);
+    }
+
+    /// The cost of a step of about so many rows behind so many tokens each: where that is another kind of step than the last
+    /// with a prompt, the fit moves there ahead of it.
+    pub fn cost_ahead(&self, rows: u32, row_context: u32) -> StepCost {
+        let at = bin(rows, row_context);
+        let moves = self.here.is_some_and(|here| distance(here, at) > SAME_KIND);
+        if moves { self.fitted(Some(at)) } else { self.cost }
+    }
+
+    fn fitted(&self, here: Option<(u32, u32)>) -> StepCost {
         let mut sums = Sums::default();
-        for (at, bin) in &self.bins {
-            let distance = self.here.map_or(0, |here| here.0.abs_diff(at.0) + here.1.abs_diff(at.1));
+        for (&at, bin) in &self.bins {
+            let distance = here.map_or(0, |here| distance(here, at));
             sums.merge(bin, FAR.powi(distance as i32));
         }
         let mean = sums.normal[0][0];
@@ -124,12 +138,21 @@ impl Budget {
         }
         let [a, b, c] = fit(&sums);
         // Casts beyond the range give the largest number.
-        self.cost = StepCost {
+        StepCost {
             fixed_us: (a * 1e3) as u32,
             row_ns: (b / ROWS_UNIT * 1e6) as u32,
             context_ps: (c / CONTEXT_UNIT * 1e9) as u32,
-        };
+        }
     }
+}
+
+fn distance(a: (u32, u32), b: (u32, u32)) -> u32 {
+    a.0.abs_diff(b.0) + a.1.abs_diff(b.1)
+}
+
+/// Where a step is kept. Contexts by powers of four: attention is a part of the cost that grows slowly.
+fn bin(rows: u32, row_context: u32) -> (u32, u32) {
+    (rows.max(1).ilog2(), (row_context | 1).ilog2() / 2)
 }
 
 /// Least squares with no negative cost: the most negative unknown is set to zero and the rest is solved again.
@@ -221,6 +244,19 @@ mod tests {
             let wanted = cost(here, 0.0);
             assert!((found / wanted - 1.0).abs() < 0.05, "{here} rows: {found} ms, {wanted} wanted");
         }
+    }
+
+    /// Behind many short prompts the first chunks of a long one are foreseen as those of the long prompts before were.
+    #[test]
+    fn a_long_prompt_behind_short_ones_is_foreseen() {
+        let cost = |rows: u32, _: f64| 5.0 + 0.01 * f64::from(rows) + 1e-5 * f64::from(rows).powi(2);
+        let long = (0..10).map(|n| (1100 + n * 40, 0.0));
+        let short = (0..200).map(|n| (if n % 4 == 0 { 216 } else { 16 }, 0.0));
+        let budget = after(long.chain(short), cost);
+        let error = |found: StepCost| found.step_us(1300, 0.0) / 1e3 / cost(1300, 0.0) - 1.0;
+        assert!(error(budget.cost()) < -0.1, "{:?}", budget.cost());
+        assert!(error(budget.cost_ahead(1300, 0)).abs() < 0.02, "{:?}", budget.cost_ahead(1300, 0));
+        assert_eq!(budget.cost_ahead(300, 1), budget.cost());
     }
 
     /// Steps that cost nothing, and steps of a minute.

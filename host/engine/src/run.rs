@@ -263,7 +263,7 @@ impl Engine {
 
     fn plan(&mut self) {
         self.now_us = self.shared.elapsed_us();
-        let tick = Tick {
+        let mut tick = Tick {
             now_us: self.now_us,
             token_budget: self.budget.rows(),
             target_us: u32::try_from(self.config.step_target.as_micros()).unwrap_or(u32::MAX),
@@ -272,6 +272,10 @@ impl Engine {
             last_step_tokens: self.last_step.1,
             in_flight_steps: self.flights.len() as u32,
         };
+        // A long prompt's first chunk costs a row more than the short prompts before it did.
+        if let Some((rows, context)) = self.scheduler.expected(&tick) {
+            tick.cost = self.budget.cost_ahead(rows, context);
+        }
         let start = Instant::now();
         let decided = self.policy.decide(&mut self.scheduler, &tick);
         let error = match decided {

@@ -66,14 +66,7 @@ impl Scheduler {
 
     /// The next step as a policy may count on it.
     pub(crate) fn outlook(&self, tick: &Tick) -> Outlook {
-        let (mut decodes, mut depth) = (Decodes::default(), 0);
-        for entry in self.running.iter().map(|&slot: &Slot| self.entry(slot)) {
-            if entry.is_decoding() {
-                decodes.add(entry.computed);
-            } else {
-                depth = depth.max(entry.computed);
-            }
-        }
+        let Standing { decodes, depth, .. } = self.standing();
         let prompts = self.room(tick, decodes).rows_from(depth);
         Outlook {
             rows: decodes.rows.saturating_add(prompts).min(self.config.max_rows),
@@ -82,6 +75,43 @@ impl Scheduler {
         }
     }
 }
+
+/// What runs, as the next step finds it.
+struct Standing {
+    decodes: Decodes,
+    /// Tokens before the deepest prompt.
+    depth: u32,
+    /// Rows that all prompts lack.
+    need: u32,
+}
+
+impl Scheduler {
+    fn standing(&self) -> Standing {
+        let mut standing = Standing { decodes: Decodes::default(), depth: 0, need: 0 };
+        for entry in self.running.iter().map(|&slot: &Slot| self.entry(slot)) {
+            if entry.is_decoding() {
+                standing.decodes.add(entry.computed);
+            } else {
+                standing.depth = standing.depth.max(entry.computed);
+                standing.need = standing.need.saturating_add(entry.need());
+            }
+        }
+        standing
+    }
+
+    /// How many rows the next step may have by what is known of costs, and how many tokens come before one of its prompts'; `None`
+    /// where no prompt runs or waits. Who knows costs better for such a step can say so before it is planned.
+    pub fn expected(&self, tick: &Tick) -> Option<(u32, u32)> {
+        let Standing { decodes, depth, need } = self.standing();
+        let waiting = self.waiting.values().take(WAITING_LOOKED_AT).map(|&slot| self.entry(slot).need());
+        let need = waiting.fold(need, u32::saturating_add);
+        let prompts = self.room(tick, decodes).rows_from(depth).min(need);
+        (need > 0).then(|| (decodes.rows.saturating_add(prompts), depth + prompts / 2))
+    }
+}
+
+/// Of those that wait: more than these fill any step.
+const WAITING_LOOKED_AT: usize = 64;
 
 pub(crate) struct Outlook {
     /// Those of decoding requests, and what fits the time at the depth of the deepest prompt that runs.

@@ -138,6 +138,24 @@ fn deep_chunks_fill_tiles_alone() {
     }
 }
 
+/// What the engine is told of the next step: all rows that prompts lack, or what fits the time, with those that decode.
+#[test]
+fn the_next_step_is_expected() {
+    let mut scheduler = Scheduler::new(config()).expect("valid");
+    let tick =
+        Tick { target_us: 10_000, cost: StepCost { fixed_us: 1000, row_ns: 50_000, context_ps: 0 }, ..tick(256) };
+    assert_eq!(scheduler.expected(&tick), None);
+    scheduler.submit(request(30, 5), 0).expect("fits");
+    assert_eq!(scheduler.expected(&tick), Some((30, 15)));
+    assert_eq!(runs(&mut scheduler, 256, Advice::Native), [(0, 30, true)]);
+    scheduler.commit_run(0, &RunResult { tokens: &[7], end: 30, done: false });
+    scheduler.commit_done();
+    assert_eq!(scheduler.expected(&tick), None);
+    scheduler.submit(NewRequest { namespace: 1, ..request(1000, 1) }, 0).expect("fits");
+    // 10 ms, less a millisecond and a row, at 50 us each.
+    assert_eq!(scheduler.expected(&tick), Some((180, 89)));
+}
+
 /// What makes a decision invalid, and that nothing happened then.
 #[test]
 fn decisions_of_a_lost_policy_are_invalid() {

@@ -112,15 +112,14 @@ pub fn split_prompts(
             keys = keys.max(start);
         }
     }
-    let items_max = SPLIT_WAVES_MAX * multiprocessors;
-    if deep == 0 || deep + shallow > items_max {
+    if deep == 0 {
         return 0;
     }
     let even = (1..=SPLITS_MAX).map(|splits| splits * deep);
     let waves = (1..=SPLIT_WAVES_MAX).map(|waves| waves * multiprocessors).filter(|&parts| parts > deep);
     let best = even
         .chain(waves)
-        .filter(|parts| parts + shallow <= items_max)
+        .filter(|parts| parts + shallow <= SPLIT_WAVES_MAX * multiprocessors)
         .map(|parts| Splits::of(parts, deep))
         .filter(|splits| splits.most() <= may_split(keys))
         .map(|splits| (splits, splits.cost(deep, keys, multiprocessors)))

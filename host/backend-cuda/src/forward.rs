@@ -24,6 +24,8 @@ use crate::seats::{SeatUpload, UploadLayout};
 pub const SPLIT: usize = 128;
 /// Rows of a prefill tile: query tokens times the group's heads.
 const TILE_ROWS: usize = 128;
+/// Of them, those of a block of `attend_merge_tiles`.
+const MERGED_ROWS: usize = 32;
 /// Heads of a row that a warp of `rope_kv` takes, and rows of its value tiles.
 const ROPE_UNIT: usize = 4;
 const V_TILE_ROWS: usize = 64;
@@ -574,7 +576,7 @@ impl Forward<'_> {
                     .pointer(w.runs_pointer())
                     .pointer(w.tiles.pointer)
                     .pointer(w.mix.pointer);
-                let grid = (size.split_items as u32, TILE_ROWS as u32 / 32);
+                let grid = (size.split_items as u32, (TILE_ROWS / MERGED_ROWS) as u32);
                 let shape = Shape::of(grid, 256);
                 self.kernels.attend_merge_tiles.launch(self.device, shape, args)?;
             }

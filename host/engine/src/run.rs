@@ -272,7 +272,7 @@ impl Engine {
             last_step_tokens: self.last_step.1,
             in_flight_steps: self.flights.len() as u32,
         };
-        // A long prompt's first chunk costs a row more than the short prompts before it did.
+        // A row of a long prompt's first chunk costs more than one of the short prompts before it.
         if let Some((rows, context)) = self.scheduler.expected(&tick) {
             tick.cost = self.budget.cost_ahead(rows, context);
         }

@@ -1,10 +1,11 @@
 // attended[row, head] = the parts of prefill tiles, merged in order. Grid: (tiles with their parts, 128 / 32), four rows of a
-// tile a warp; tiles that are whole have been written already. Gated heads find their gates in qkv.
+// tile a warp; tiles that are whole have been written already. Gated heads find their gates in qkv. For what
+// `attend_prefill_sm90` leaves, so for heads of 64, 128 and 256.
 #include "prelude.cuh"
 
 #define GROUP (HEADS / KV_HEADS)
 #define ROWS 128
-#define AT_ONCE 4                // rows of a warp
+#define AT_ONCE 4                 // rows of a warp
 #define VALUES (HEAD_DIM / WARP)  // of a row, a lane's
 
 extern "C" __global__ void __launch_bounds__(256) attend_merge_tiles(u16 *attended, const float *part_o, const float2 *part_ml,

@@ -9,8 +9,8 @@
 //
 //   S x = A S' x + sum_i c_i (k_i . x) d_i,   c_i = kept_(i+1) .. kept_n,   A = kept_1 .. kept_n
 //
-// and every WRITE_EVERY-th row writes S, or more of them; which, and how many updates there are, is the host's to know
-// (RunInfo).
+// and every WRITE_EVERY-th row writes S, and a sequence's first; which, and how many updates there are, is the host's to
+// know (RunInfo).
 //
 // mix [rows, mix_width]: u = q|k|v (CHANNELS), then z. gates [rows, gates_width]: beta, then alpha. Of one layer: states
 // [numbers, VALUE_HEADS, VALUE_DIM, KEY_DIM], a seat's first, in f32 or bf16 (STATE16); deferred [seats, VALUE_HEADS]; rings
@@ -88,7 +88,7 @@ __device__ __forceinline__ void multiply(float (*d)[4], const U4 &low, const U4 
 }
 #endif
 
-// As many blocks a multiprocessor as shared memory has room for.
+// In f32 as many blocks a multiprocessor as shared memory has room for.
 extern "C" __global__ void __launch_bounds__(THREADS, STATE16 ? 4 : 3)
     delta_step(u16 *attended, const u16 *mix, int mix_width, const u16 *gates, int gates_width, StateValue *states,
                Deferred *deferred, u16 *rings, const float *taps, const float *decay, const float *bias, const float *norm,

@@ -457,7 +457,7 @@ struct __align__(16) RunInfo {
     int token0;  // index into the uploaded tokens, or -1: the seat's last sampled token
     int emit;    // index of the emitted row, or -1
     int end;     // filled by begin_step: the seat's length after this run
-    int item0;   // filled by begin_step: first decode work item
+    int item0;   // filled by begin_step: first of the run's work items, or of its tiles
     int splits;  // of a single row's keys, filled by begin_step; of a prompt's tiles, what the host wants and begin_step allows
     int deferred;  // updates that the seat's recurrent states lack before this run
     int folds;     // not 0: a single row writes the states, with all that was deferred

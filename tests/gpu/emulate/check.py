@@ -177,10 +177,10 @@ def decode_attention_of_three_heads_a_key():
     decode_case(6, 2, 64, 64, False, [64, 200, 5])("attend_decode", 2, 128, 0, 1, IN_SHARED=0)
 
 
-SEAT_STATE = 2696
-
-
 # --- attention of prompts -------------------------------------------------------------------------------------------------
+
+
+SEAT_STATE = 2696  # bytes of `SeatState`, of which begin_step reads a prompt's position
 
 
 def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):

@@ -48,53 +48,102 @@ const SPLITS_MAX: usize = 16;
 pub const SPLIT_WAVES_MAX: usize = 6;
 
 /// What a tile's part costs beside its keys: its queries, its sums, and the ring that must fill. In keys, like all that is
-/// compared here; a block takes 128 in 1.85 us.
-const PART_KEYS: usize = 192;
+/// compared here; a block takes 128 in 1.6 us.
+const PART_KEYS: usize = 384;
 /// What the merge costs, and for each part 128 KB on their way through memory.
 const MERGE_KEYS: usize = 256;
 const MERGE_PART_KEYS: f64 = 2.5;
+/// Keys of a block of the kernel's loop, which parts are whole numbers of.
+const BLOCK_KEYS: usize = 128;
+/// Keys of the smallest of unequal parts; as in `begin_step`.
+const PART_KEYS_MIN: usize = 512;
+/// Parts of one size, and pieces of what they leave, that are tried.
+const FIRSTS_MAX: usize = 3;
+const PIECES_MAX: usize = 12;
+/// Parts of a multiprocessor that has no first one: ten small ones, one after the other, took longer than was saved.
+const SHARE_MAX: usize = 5;
 
-/// How often deep tiles are split: `splits` times, and the last `more` once more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Into how many parts the keys of deep tiles are cut: of each tile's keys `firsts` times `first_keys`, and what is left
+/// `splits` times, of the last `more` tiles `more_splits` times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Splits {
+    firsts: usize,
+    first_keys: usize,
     splits: usize,
     more: usize,
+    more_splits: usize,
 }
 
 impl Splits {
     /// Of so many parts of `tiles` tiles, as equal as can be.
-    fn of(parts: usize, tiles: usize) -> Self {
-        Self { splits: parts / tiles, more: parts % tiles }
+    fn equal(parts: usize, tiles: usize) -> Self {
+        let splits = parts / tiles;
+        Self { splits, more: parts % tiles, more_splits: splits + 1, ..Self::default() }
+    }
+
+    /// `firsts` parts of each tile take as long as a multiprocessor works, one each; the other multiprocessors share what is
+    /// left: most of it as it is, some in `pieces` that fill up what is left of their time. 0: all share whole tiles. `None`:
+    /// nobody is left, or a part would be too small.
+    fn unequal(firsts: usize, pieces: usize, (tiles, keys): (usize, usize), multiprocessors: usize) -> Option<Self> {
+        let others = multiprocessors.checked_sub(firsts * tiles).filter(|&others| others > 0)?;
+        // Pieces of a multiprocessor, and the parts they make.
+        let turns = (tiles * pieces).div_ceil(others);
+        let parts = turns / pieces + turns % pieces;
+        // As long as those with only a first part take: their keys and one part are `turns` pieces of the rest and theirs.
+        let first = (turns * keys + pieces * (parts - 1) * PART_KEYS) as f64 / (pieces + turns * firsts) as f64;
+        let first_keys = if firsts > 0 { (first as usize).next_multiple_of(BLOCK_KEYS) } else { 0 };
+        let rest = keys.checked_sub(firsts * first_keys)?;
+        let whole = tiles.min(others * (turns / pieces));
+        let piece = if whole < tiles { rest / pieces } else { rest };
+        (parts <= SHARE_MAX && piece >= PART_KEYS_MIN && (firsts == 0 || rest <= first_keys)).then_some(Self {
+            firsts,
+            first_keys,
+            splits: 1,
+            more: tiles - whole,
+            more_splits: pieces,
+        })
     }
 
     fn most(self) -> usize {
-        self.splits + usize::from(self.more > 0)
+        self.firsts + if self.more > 0 { self.more_splits } else { self.splits }
+    }
+
+    fn parts(self, tiles: usize) -> usize {
+        tiles * (self.firsts + self.splits) + self.more * (self.more_splits.max(self.splits) - self.splits)
     }
 
     /// Keys one after the other until all tiles of `keys` are done, when whoever is free takes the next part, the larger ones
     /// first.
     fn cost(self, tiles: usize, keys: usize, multiprocessors: usize) -> f64 {
-        let part = |splits: usize| (keys / splits.max(1) + PART_KEYS) as f64;
-        let (large, mut small) = ((tiles - self.more) * self.splits, self.more * (self.splits + 1));
-        // Those that have had a part more than the others, and the others: how many, and when they are free.
-        let (turns, ahead) = (large / multiprocessors, large % multiprocessors);
-        let at = |turns: usize| turns as f64 * part(self.splits);
-        let mut groups = [(multiprocessors - ahead, at(turns)), (ahead, at(turns + 1))];
-        let mut end = if ahead > 0 { at(turns + 1) } else { at(turns) };
-        while small > 0 {
-            let first = usize::from(groups[1].0 > 0 && groups[1].1 < groups[0].1);
-            groups[first].1 += part(self.splits + 1);
-            end = end.max(groups[first].1);
-            small -= small.min(groups[first].0);
+        let rest = keys - self.firsts * self.first_keys;
+        let sizes = [
+            (tiles * self.firsts, self.first_keys),
+            ((tiles - self.more) * self.splits, rest / self.splits.max(1)),
+            (self.more * self.more_splits, rest / self.more_splits.max(1)),
+        ];
+        // How many multiprocessors are free when, soonest first.
+        let mut free = vec![(0.0, multiprocessors)];
+        let mut end: f64 = 0.0;
+        for (mut parts, keys) in sizes {
+            while parts > 0 {
+                let (at, count) = free.remove(0);
+                let (taken, after) = (count.min(parts), at + (keys + PART_KEYS) as f64);
+                if taken < count {
+                    free.insert(0, (at, count - taken));
+                }
+                let place = free.partition_point(|&(other, _)| other <= after);
+                free.insert(place, (after, taken));
+                end = end.max(after);
+                parts -= taken;
+            }
         }
-        let parts = tiles * self.splits + self.more;
-        let merge = if self.most() > 1 { MERGE_KEYS as f64 + MERGE_PART_KEYS * parts as f64 } else { 0.0 };
+        let merge = if self.most() > 1 { MERGE_KEYS as f64 + MERGE_PART_KEYS * self.parts(tiles) as f64 } else { 0.0 };
         end + merge
     }
 }
 
 /// Splits the tiles of prompts behind deep prefixes, so that all multiprocessors are done at about the same time. `starts`:
-/// tokens before each run. Gives how many items all tiles make, 0 where none is split.
+/// tokens before each run. Gives how many tiles are in parts at most.
 pub fn split_prompts(
     runs: &mut [RunUpload],
     starts: &[usize],
@@ -103,12 +152,13 @@ pub fn split_prompts(
 ) -> usize {
     let tiles = |run: &RunUpload| (run.rows as usize).div_ceil(tile_tokens(shape)) * shape.kv_heads;
     let may_split = |start: usize| (start / SPLIT_KEYS_MIN).clamp(1, SPLITS_MAX);
-    let (mut deep, mut shallow, mut keys) = (0, 0, 0);
+    let (mut deep, mut deep_runs, mut shallow, mut keys) = (0, 0, 0, 0);
     for (run, &start) in runs.iter().zip(starts).filter(|(run, _)| run.rows > 1) {
         if may_split(start) == 1 {
             shallow += tiles(run);
         } else {
             deep += tiles(run);
+            deep_runs += 1;
             keys = keys.max(start);
         }
     }
@@ -117,27 +167,33 @@ pub fn split_prompts(
     }
     let even = (1..=SPLITS_MAX).map(|splits| splits * deep);
     let waves = (1..=SPLIT_WAVES_MAX).map(|waves| waves * multiprocessors).filter(|&parts| parts > deep);
-    let best = even
-        .chain(waves)
-        .filter(|parts| parts + shallow <= SPLIT_WAVES_MAX * multiprocessors)
-        .map(|parts| Splits::of(parts, deep))
+    let equal = even.chain(waves).map(|parts| Splits::equal(parts, deep));
+    // Sizes that fit one run's keys do not fit another's.
+    let firsts = 0..=if deep_runs == 1 { FIRSTS_MAX } else { 0 };
+    let unequal = firsts
+        .flat_map(|firsts| (1..=PIECES_MAX).map(move |pieces| (firsts, pieces)))
+        .filter_map(|(firsts, pieces)| Splits::unequal(firsts, pieces, (deep, keys), multiprocessors));
+    let best = equal
+        .chain(unequal)
+        .filter(|splits| splits.parts(deep) + shallow <= SPLIT_WAVES_MAX * multiprocessors)
         .filter(|splits| splits.most() <= may_split(keys))
         .map(|splits| (splits, splits.cost(deep, keys, multiprocessors)))
         .min_by(|a, b| a.1.total_cmp(&b.1));
-    let Some((Splits { splits, mut more }, _)) = best.filter(|best| best.0.most() > 1) else { return 0 };
-    let mut items = 0;
+    let Some((best, _)) = best.filter(|best| best.0.most() > 1) else { return 0 };
+    let mut more = best.more;
+    let mut in_parts = 0;
     for (run, &start) in runs.iter_mut().zip(starts).filter(|(run, _)| run.rows > 1) {
         let (tiles, allowed) = (tiles(run), may_split(start));
-        let of_run = if allowed > 1 { splits.min(allowed) } else { 1 };
+        let of_run = if allowed > 1 { best.splits.min(allowed) } else { 1 };
         run.derived[2] = of_run as i32;
-        items += tiles * of_run;
-        if of_run == splits && splits < allowed {
-            run.more = more.min(tiles) as i32;
+        if allowed > 1 && best.most() <= allowed {
+            (run.firsts, run.first_keys) = (best.firsts as u8, (best.first_keys / BLOCK_KEYS) as u16);
+            (run.more, run.more_splits) = (more.min(tiles) as i32, best.more_splits as u8);
             more -= more.min(tiles);
-            items += run.more as usize;
         }
+        in_parts += if of_run + usize::from(run.firsts) > 1 { tiles } else { run.more as usize };
     }
-    items
+    in_parts
 }
 
 /// Rows of a decode step from which Hopper's kernel wins: below, its shared memory keeps it from starting early. Beside
@@ -276,43 +332,56 @@ impl TensorMaps {
 mod tests {
     use super::*;
 
-    /// Runs of (rows, tokens before them) on 132 multiprocessors: how often the tiles of each are split, how many of them once
-    /// more, and the items.
-    fn split(prompts: &[(i32, usize)]) -> (Vec<(i32, i32)>, usize) {
+    /// A run's parts: firsts and their 128s of keys, splits, how many tiles have others instead, and how many.
+    type Parts = (u8, u16, i32, i32, u8);
+
+    /// Runs of (rows, tokens before them) on 132 multiprocessors, and how many tiles are in parts.
+    fn split(prompts: &[(i32, usize)]) -> (Vec<Parts>, usize) {
         let shape = AttentionShape { heads: 32, kv_heads: 8, head_dim: 128, gated: false };
         let mut runs: Vec<RunUpload> =
             prompts.iter().map(|&(rows, _)| RunUpload { rows, ..RunUpload::default() }).collect();
         let starts: Vec<usize> = prompts.iter().map(|prompt| prompt.1).collect();
-        let items = split_prompts(&mut runs, &starts, &shape, 132);
-        (runs.iter().map(|run| (run.derived[2], run.more)).collect(), items)
+        let tiles = split_prompts(&mut runs, &starts, &shape, 132);
+        let parts = |run: &RunUpload| (run.firsts, run.first_keys, run.derived[2], run.more, run.more_splits);
+        (runs.iter().map(parts).collect(), tiles)
     }
 
-    /// Splits let all multiprocessors end together, and leave alone what does so already or has no keys to split.
+    /// Parts let all multiprocessors end together, and leave alone what does so already or has no keys to split.
     #[test]
     fn deep_tiles_fill_the_card() {
-        assert_eq!(split(&[(256, 100_000)]), (vec![(2, 0)], 128));
-        assert_eq!(split(&[(192, 96_000)]), (vec![(5, 24)], 264));
-        assert_eq!(split(&[(480, 36_000)]), (vec![(3, 36)], 396));
-        assert_eq!(split(&[(512, 100_000)]), (vec![(0, 0)], 0));
-        assert_eq!(split(&[(8192, 20_000)]), (vec![(0, 0)], 0));
-        assert_eq!(split(&[(256, 4095)]), (vec![(0, 0)], 0));
-        assert_eq!(split(&[(1, 9000), (256, 50_000), (40, 0)]), (vec![(0, 0), (2, 0), (1, 0)], 144));
+        const WHOLE: Parts = (0, 0, 0, 0, 0);
+        assert_eq!(split(&[(256, 100_000)]), (vec![(0, 0, 2, 0, 3)], 64));
+        assert_eq!(split(&[(192, 96_000)]), (vec![(2, 274, 1, 12, 3)], 48));
+        assert_eq!(split(&[(304, 50_000)]), (vec![(1, 244, 1, 28, 5)], 80));
+        assert_eq!(split(&[(480, 36_000)]), (vec![(0, 0, 3, 36, 4)], 120));
+        assert_eq!(split(&[(576, 30_000)]), (vec![(0, 0, 1, 12, 11)], 12));
+        assert_eq!(split(&[(512, 100_000)]), (vec![WHOLE], 0));
+        assert_eq!(split(&[(8192, 20_000)]), (vec![WHOLE], 0));
+        assert_eq!(split(&[(256, 4095)]), (vec![WHOLE], 0));
+        assert_eq!(split(&[(1, 9000), (256, 50_000), (40, 0)]), (vec![WHOLE, (0, 0, 2, 0, 3), (0, 0, 1, 0, 0)], 64));
         assert_eq!(split(&[]), (vec![], 0));
     }
 
-    /// Never more items than their sums have room for, and what is said of the items is what the runs make.
+    /// Never more items than their sums have room for, no part too small, and what is said of the tiles is what the runs make.
     #[test]
     fn items_are_what_the_runs_make() {
         for rows in (2..1500).step_by(7) {
-            for start in [0, 3000, 4096, 5000, 20_000, 130_000] {
+            for start in [0, 3000, 4096, 5000, 20_000, 50_000, 130_000] {
                 for other in [(2, 0), (300, 9000), (1, 70_000)] {
-                    let (splits, items) = split(&[(rows, start), other]);
-                    let made = |(rows, (splits, more)): (i32, (i32, i32))| match rows {
-                        1 => 0,
-                        _ => (rows as usize).div_ceil(32) * 8 * splits as usize + more as usize,
-                    };
-                    let total: usize = [rows, other.0].into_iter().zip(splits).map(made).sum();
-                    assert_eq!(items, total, "{rows} behind {start}, {other:?}");
+                    let (parts, in_parts) = split(&[(rows, start), other]);
+                    let (mut items, mut tiles_in_parts) = (0, 0);
+                    for ((rows, start), parts) in [(rows, start), other].into_iter().zip(parts) {
+                        let (firsts, first_keys, splits, more, more_splits) = parts;
+                        let tiles = if rows == 1 { 0 } else { (rows as usize).div_ceil(32) * 8 };
+                        let (more, splits) = (more as usize, splits as usize);
+                        items +=
+                            (tiles - more) * (usize::from(firsts) + splits) + more * usize::from(firsts + more_splits);
+                        tiles_in_parts += if usize::from(firsts) + splits > 1 { tiles } else { more };
+                        let rest = start - usize::from(firsts) * usize::from(first_keys) * BLOCK_KEYS;
+                        let smallest = rest / splits.max(if more > 0 { more_splits.into() } else { 1 });
+                        assert!(start < 4096 || smallest >= PART_KEYS_MIN, "{rows} behind {start}: {parts:?}");
+                    }
+                    assert_eq!(in_parts, tiles_in_parts, "{rows} behind {start}, {other:?}");
                     assert!(items <= SPLIT_WAVES_MAX * 132, "{rows} behind {start}, {other:?}: {items}");
                 }
             }

@@ -210,6 +210,8 @@ pub struct Workspace {
     pub emit_run: Buffer,
     decode_items: Buffer,
     tiles: Buffer,
+    /// Of each tile in parts the first one's place in `tiles`.
+    merges: Buffer,
     pub h: Buffer,
     pub normed: Buffer,
     pub mix: Buffer,
@@ -269,6 +271,7 @@ impl Workspace {
             emit_run: alloc("emitting runs", emits * 4)?,
             decode_items: alloc("decode work", items * 16)?,
             tiles: alloc("prefill work", tiles * 16)?,
+            merges: alloc("prefill tiles in parts", split_items * 4)?,
             h: alloc("residual rows", padded * spec.hidden * 2)?,
             normed: alloc("normed rows", padded * spec.hidden * 2)?,
             mix: alloc("mixer inputs", padded * mix_width * 2)?,
@@ -299,6 +302,7 @@ impl Workspace {
             &self.emit_run,
             &self.decode_items,
             &self.tiles,
+            &self.merges,
             &self.h,
             &self.normed,
             &self.mix,
@@ -339,8 +343,8 @@ pub struct StepSize {
     pub decodes: usize,
     /// Rows of longer runs.
     pub prefill_rows: usize,
-    /// Work items of prefill attention where some tile's keys are split; 0 where none is.
-    pub split_items: usize,
+    /// Tiles of prefill attention whose keys are cut into parts, at most.
+    pub split_tiles: usize,
     /// Chunks of the delta rule; see [`crate::delta::chunks`].
     pub chunks: usize,
     /// States that runs of several rows leave on their way.
@@ -351,7 +355,7 @@ pub struct StepSize {
 impl StepSize {
     /// One row for each of `rows` seats, and each emits.
     pub fn decode(rows: usize) -> Self {
-        Self { runs: rows, rows, decodes: rows, prefill_rows: 0, split_items: 0, chunks: 0, saves: 0, emits: rows }
+        Self { runs: rows, rows, decodes: rows, prefill_rows: 0, split_tiles: 0, chunks: 0, saves: 0, emits: rows }
     }
 }
 
@@ -406,7 +410,8 @@ impl Forward<'_> {
             .pointer(w.emit_row.pointer)
             .pointer(w.emit_run.pointer)
             .pointer(w.decode_items.pointer)
-            .pointer(w.tiles.pointer);
+            .pointer(w.tiles.pointer)
+            .pointer(w.merges.pointer);
         self.kernels.begin_step.launch(self.device, Shape::new(1, 1024), args)
     }
 
@@ -567,7 +572,7 @@ impl Forward<'_> {
             };
             let shape = Shape::new(self.device.multiprocessors, launch.threads).shared(launch.shared_bytes);
             self.kernels.attend_prefill.launch(self.device, shape, args)?;
-            if size.split_items > 0 {
+            if size.split_tiles > 0 {
                 let args = Args::default()
                     .pointer(w.attended.pointer)
                     .pointer(w.tile_o.pointer)
@@ -575,8 +580,9 @@ impl Forward<'_> {
                     .pointer(w.upload.pointer)
                     .pointer(w.runs_pointer())
                     .pointer(w.tiles.pointer)
+                    .pointer(w.merges.pointer)
                     .pointer(w.mix.pointer);
-                let grid = (size.split_items as u32, (TILE_ROWS / MERGED_ROWS) as u32);
+                let grid = (size.split_tiles as u32, (TILE_ROWS / MERGED_ROWS) as u32);
                 let shape = Shape::of(grid, 256);
                 self.kernels.attend_merge_tiles.launch(self.device, shape, args)?;
             }

@@ -76,7 +76,7 @@ impl CudaBackend {
             let starts: Vec<usize> =
                 step.runs.iter().map(|run| run.end_max.saturating_sub(run.rows) as usize).collect();
             let multiprocessors = self.device.multiprocessors as usize;
-            size.split_items = split_prompts(&mut runs, &starts, &self.model.shape, multiprocessors);
+            size.split_tiles = split_prompts(&mut runs, &starts, &self.model.shape, multiprocessors);
         }
         Ok((runs, size, meta))
     }

@@ -20,9 +20,12 @@ pub struct RunUpload {
     /// Filled on the device; of a prompt the third says before how often its tiles' keys should be split.
     pub derived: [i32; 3],
     pub update: StateUpdate,
-    /// Of a prompt's tiles so many should be split once more.
+    /// Of a prompt's tiles so many should have `more_splits` splits instead.
     pub more: i32,
-    pub pad: i32,
+    /// So many parts of `first_keys` 128s of keys come before the splits.
+    pub firsts: u8,
+    pub more_splits: u8,
+    pub first_keys: u16,
 }
 
 /// How a run finds its seat's recurrent states, and how a single row leaves them.

@@ -21,6 +21,7 @@
 #define CONSUMERS 256
 #define Q_HELD (HEAD_DIM <= 128)  // queries stay in registers, where they fit: shared memory then reads keys and values alone
 #define THREADS (CONSUMERS + 128)
+#define LOOK_UP 4  // blocks before a part's last, at which the next is asked for
 
 // Byte offsets in shared memory.
 #define Q_HALF (ROWS * 128)
@@ -42,6 +43,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
 struct Tile {
     int blocks, start, token0, rows, row0, kv_head, place;
 };
+
+// The first of a tile's `all` blocks that a part has.
+__device__ __forceinline__ int part_begin(const RunInfo &run, const TileWork &work, int part, int all) {
+    int first = run.first_keys * (128 / KEYS), firsts = run.firsts;
+    if (part <= firsts) return part * first;
+    return firsts * first + (all - firsts * first) * (part - firsts) / (work.parts - firsts);
+}
 
 #define FULL_K(s) (barriers + 8 * (s))
 #define FULL_V(s) (barriers + 8 * (STAGES + (s)))
@@ -92,8 +100,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             tile.row0 = run.row0;
             tile.kv_head = work.kv_head;
             int key_pages = (start + min(tile.token0 + QTOKENS, run.rows) - 1) / PAGE + 1;
-            int all = (key_pages * PAGE + KEYS - 1) / KEYS, before = all * work.part / work.parts;
-            tile.blocks = all * (work.part + 1) / work.parts - before;
+            int all = (key_pages * PAGE + KEYS - 1) / KEYS, before = part_begin(run, work, work.part, all);
+            tile.blocks = part_begin(run, work, work.part + 1, all) - before;
             tile.start = start - before * KEYS;
             tile.place = work.parts > 1 ? work.place : -1;
             *handed = tile;
@@ -136,8 +144,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     previous[i] = page[i];
                     page[i] = next[i];
                 }
-                // The next tile is looked up while the ring is full.
-                if (n == 1) {
+                // The next tile is looked up while the ring is full, but late: whose part is over first takes the next.
+                if (n == max(tile.blocks - LOOK_UP, 0)) {
                     index = atomicAdd(&step->tickets, 1) - first;
                     work = tiles[min(index, total - 1)];
                     run = runs[work.run];

@@ -19,17 +19,21 @@
 #ifndef SPLIT_KEYS_MIN
 #define SPLIT_KEYS_MIN 2048
 #endif
+// Keys of the smallest of unequal parts; more than the tokens of a tile, which all must see the first of its last part.
+#ifndef PART_KEYS_MIN
+#define PART_KEYS_MIN 512
+#endif
 
 extern "C" __global__ void __launch_bounds__(1024) begin_step(
     StepInfo *step, RunInfo *runs, const Append *appends, const u32 *tokens, const SeatState *seats, int *page_table,
     int table_width, int *row_seat, int *row_position, u32 *row_token, int *emit_row, int *emit_run,
-    int4 *decode_items, TileWork *tiles) {
+    int4 *decode_items, TileWork *tiles, int *merges) {
     wait_previous();
     start_next();
     __shared__ int sums[3][32];
     __shared__ int ranks[1024];  // of the runs of a single row, among themselves
     __shared__ int2 prompts[1024];  // of runs of several rows: keys of an item, tiles
-    __shared__ int singles;
+    __shared__ int singles, merged;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (int i = threadIdx.x; i < step->appends; i += blockDim.x)
         page_table[(long long)appends[i].seat * table_width + appends[i].at] = appends[i].page;
@@ -44,11 +48,13 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
         run.end = start + run.rows;
         single = run.rows <= DECODE_ROWS;
         // What the host wants of a prompt, as far as its keys go.
-        int allowed = max(1, start / SPLIT_KEYS_MIN), wanted = max(1, run.splits);
-        if (single || wanted + (run.more > 0) > allowed) run.more = 0;
+        int allowed = max(1, start / SPLIT_KEYS_MIN), wanted = max(1, run.splits), most = max(wanted, (int)run.more_splits);
+        if (single || run.firsts + most > allowed || run.firsts * run.first_keys * 128 + most * PART_KEYS_MIN > start)
+            run.more = run.firsts = 0;
         run.splits = single ? (run.end + SPLIT - 1) / SPLIT : min(wanted, allowed);
+        int of_run = (run.rows + QTOKENS - 1) / QTOKENS * KV_HEADS;
         if (single) items = run.splits * KV_HEADS;
-        else tile_count = (run.rows + QTOKENS - 1) / QTOKENS * KV_HEADS * run.splits + run.more;
+        else tile_count = of_run * (run.firsts + run.splits) + run.more * (run.more_splits - run.splits);
     }
     int items_end = items, tiles_end = tile_count, rank_end = single;
 #pragma unroll
@@ -72,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
         rank_end += sums[2][w];
     }
     ranks[r] = rank_end - single;
-    prompts[r] = make_int2(tile_count ? run.end / run.splits : 0, tile_count);
+    prompts[r] = make_int2(!tile_count ? 0 : run.firsts ? run.first_keys * 128 : run.end / run.splits, tile_count);
+    if (r == 0) merged = 0;
     __syncthreads();
     int tile0 = 0;
     if (tile_count)
@@ -88,6 +95,7 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
         runs[r].item0 = run.item0;
         runs[r].splits = run.splits;
         runs[r].more = run.more;
+        runs[r].firsts = run.firsts;
         if (run.emit >= 0) {
             emit_row[run.emit] = run.row0 + run.rows - 1;
             emit_run[run.emit] = r;
@@ -116,19 +124,28 @@ extern "C" __global__ void __launch_bounds__(1024) begin_step(
             for (int j = lane; j < run.splits * KV_HEADS; j += WARP)
                 decode_items[j < whole ? at + j : after + j] = make_int4(i, j % KV_HEADS, j / KV_HEADS, run.item0 + j);
         } else {
-            // The last query tile sees the most keys: start with it. Tiles of fewer parts come first, for those are larger.
-            // Where there are parts, tiles of a kv head stand together, and of all tiles the same part before the next: who
-            // reads the same keys does so at the same time, or memory would be asked for them again.
-            int count = (run.rows + QTOKENS - 1) / QTOKENS, few = count * KV_HEADS - run.more, few_items = few * run.splits;
-            bool split = run.splits + run.more > 1;
-            for (int j = lane; j < few_items + run.more * (run.splits + 1); j += WARP) {
-                bool less = j < few_items;
-                int of = less ? few : run.more, parts = run.splits + !less, local = less ? j : j - few_items;
-                int among = local % of, part = local / of, place = (less ? 0 : few_items) + among * parts + part;
-                int tile = less ? among : few + among, head = split ? tile / count : tile % KV_HEADS;
-                tile = count - 1 - (split ? tile % count : tile / KV_HEADS);
-                tiles[run.item0 + j] = TileWork{(u16)i, (u16)head, (u16)part, (u16)parts, tile, run.item0 + place};
+            // The last query tile sees the most keys: start with it. Larger parts come first. Where there are parts, tiles of
+            // a kv head stand together, and of all tiles the same part before the next: who reads the same keys does so at
+            // the same time, or memory would be asked for them again.
+            int count = (run.rows + QTOKENS - 1) / QTOKENS, all = count * KV_HEADS, few = all - run.more;
+            int ahead = all * run.firsts, few_items = few * run.splits;
+            bool split = run.firsts + run.splits + run.more > 1;
+            // Tiles in parts: all, or the last.
+            int whole = run.firsts + run.splits > 1 ? 0 : few, merge0 = 0;
+            if (lane == 0 && split) merge0 = atomicAdd(&merged, all - whole);
+            merge0 = __shfl_sync(FULL, merge0, 0);
+            for (int j = lane; j < ahead + few_items + run.more * run.more_splits; j += WARP) {
+                bool first = j < ahead, less = j < ahead + few_items;
+                int of = first ? all : less ? few : run.more, local = j - (first ? 0 : less ? ahead : ahead + few_items);
+                int index = local % of + (less ? 0 : few), part = local / of + (first ? 0 : run.firsts);
+                int parts = run.firsts + (index < few ? run.splits : run.more_splits);
+                int place = run.item0 + index * (run.firsts + run.splits) + max(0, index - few) * (run.more_splits - run.splits) + part;
+                int tile = count - 1 - (split ? index % count : index / KV_HEADS), head = split ? index / count : index % KV_HEADS;
+                tiles[run.item0 + j] = TileWork{(u16)i, (u16)head, (u16)part, (u16)parts, tile, place};
+                if (part == 0 && parts > 1) merges[merge0 + index - whole] = run.item0 + j;
             }
         }
     }
+    __syncthreads();
+    if (threadIdx.x == 0) step->merges = merged;
 }

@@ -461,8 +461,10 @@ struct __align__(16) RunInfo {
     int splits;  // of a single row's keys, filled by begin_step; of a prompt's tiles, what the host wants and begin_step allows
     int deferred;  // updates that the seat's recurrent states lack before this run
     int folds;     // not 0: a single row writes the states, with all that was deferred
-    int more;      // of a prompt's tiles the last, which have one split more
-    int pad;
+    int more;      // of a prompt's tiles the last, which have `more_splits` splits instead
+    // Of all its tiles' keys the first `firsts` parts have `first_keys` 128s each; splits are of what is left.
+    u8 firsts, more_splits;
+    u16 first_keys;
 };
 
 // A tile of a prompt's attention, or a part of its keys. Parts of a tile have neighbouring places in the buffers of sums.
@@ -480,7 +482,7 @@ struct StepInfo {
     int decode_items;  // filled by begin_step
     int tiles;         // filled by begin_step: prefill query tiles
     int tickets;       // prefill tiles that blocks asked for so far, over all layers
-    int pad;
+    int merges;        // filled by begin_step: prefill query tiles in parts
 };
 
 struct Append {

@@ -50,31 +50,33 @@ __device__ __forceinline__ void turn_values(const u16 *qkv, u16 *kv, const int *
 extern "C" __global__ void __launch_bounds__(256) rope_kv(u16 *qkv, u16 *kv, const u16 *q_norm, const u16 *k_norm,
                                                          const float2 *rotation, const int *row_seat, const int *row_position,
                                                          const int *page_table, int table_width, int rows, int v_tiles, float eps) {
-    wait_previous();
     start_next();
     int heads = HEADS + (v_tiles > 0 ? 1 : 2) * KV_HEADS, units = (heads + UNIT - 1) / UNIT;
     int warps_at = (rows * units + 7) / 8;  // blocks of the first kind
     if ((int)blockIdx.x >= warps_at) {
         int tile = blockIdx.x - warps_at;
+        wait_previous();
         turn_values(qkv, kv, row_seat, row_position, page_table, table_width, rows, tile / KV_HEADS * V_ROWS, tile % KV_HEADS);
         return;
     }
     int unit = blockIdx.x * 8 + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int row = unit / units, head0 = unit % units * UNIT;
     if (row >= rows) return;
+    // Places and turns do not depend on the previous kernel.
     bool live = lane * PAIRS < HEAD_DIM / 2;
     int j0 = live ? lane * PAIRS : 0;
     u16 *x = qkv + (long long)row * HEADS_ALL * HEAD_DIM + j0;
     float lo[UNIT][PAIRS], hi[UNIT][PAIRS];
     float2 turn[PAIRS];
     int position = row_position[row], seat = row_seat[row];
+    load_turn(turn, rotation, position, j0);
+    wait_previous();
 #pragma unroll
     for (int u = 0; u < UNIT; u++)
         if (head0 + u < heads) {
             load_pairs(lo[u], x + HEAD_SLOT(head0 + u) * HEAD_DIM);
             load_pairs(hi[u], x + HEAD_SLOT(head0 + u) * HEAD_DIM + HEAD_DIM / 2);
         }
-    load_turn(turn, rotation, position, j0);
 #pragma unroll
     for (int u = 0; u < UNIT; u++) {
         int head = head0 + u;

@@ -41,8 +41,8 @@ def near(what, found, wanted, bound):
     assert error < bound, f"{what}: {error} of the largest value, {bound} allowed"
 
 
-def run_info(seat, rows, row0, token0, emit, end, item0=0, splits=0, deferred=0, folds=0, more=0):
-    return (seat, rows, row0, token0, emit, end, item0, splits, deferred, folds, more, 0)
+def run_info(seat, rows, row0, token0, emit, end, item0=0, splits=0, deferred=0, folds=0, more=0, more_splits=0, firsts=0, first_keys=0):
+    return (seat, rows, row0, token0, emit, end, item0, splits, deferred, folds, more, firsts | more_splits << 8 | first_keys << 16)
 
 
 def silu(x):
@@ -183,26 +183,28 @@ def decode_attention_of_three_heads_a_key():
 SEAT_STATE = 2696  # bytes of `SeatState`, of which begin_step reads a prompt's position
 
 
-def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):
-    """Prompts: rows, tokens before them, splits of their tiles' keys, and how many tiles have one more. The lists are
-    `begin_step`'s."""
+def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1, made=None):
+    """Prompts: rows, tokens before them; of their tiles' keys parts of a number of 128s; splits of what is left; how many tiles
+    have others instead, and how many. The lists are `begin_step`'s. `made`: what it makes of prompts with fewer keys than that."""
     group, step = heads // kv_heads, 1 + gated
     tokens, all_heads = 128 // group, heads * step + 2 * kv_heads
     total = sum(prompt[0] for prompt in prompts)
     pages = Pages(3, [rows + start for rows, start, *_ in prompts], kv_heads, dim)
     rows = noise(5, total + tokens, all_heads, dim, scale=1.5)
     runs, wanted_tiles, row0 = [], [], 0
-    for seat, (count, start, splits, more) in enumerate(prompts):
-        runs.append(run_info(seat, count, row0, 0, -1, start + count, splits=splits, more=more))
+    for seat, (count, start, firsts, first_keys, splits, more, more_splits) in enumerate(prompts):
+        runs.append(run_info(seat, count, row0, 0, -1, start + count, splits=splits, more=more, more_splits=more_splits, firsts=firsts,
+                             first_keys=first_keys))
         row0 += count
+    prompts = made or prompts
     # Places go by the keys of a part.
-    for seat in sorted(range(len(prompts)), key=lambda i: -(runs[i][5] // prompts[i][2])):
-        count, _, splits, more = prompts[seat]
+    for seat in sorted(range(len(prompts)), key=lambda i: -(prompts[i][3] * 128 or runs[i][5] // prompts[i][4])):
+        count, _, firsts, _, splits, more, more_splits = prompts[seat]
         of_head = -(-count // tokens)
         of_run = of_head * kv_heads
         for i in range(of_run):
-            parts = splits + (i >= of_run - more)
-            head, tile = divmod(i, of_head) if splits + more > 1 else (i % kv_heads, i // kv_heads)
+            parts = firsts + (splits if i < of_run - more else more_splits)
+            head, tile = divmod(i, of_head) if firsts + splits + more > 1 else (i % kv_heads, i // kv_heads)
             wanted_tiles += [(seat, head, part, parts, of_head - 1 - tile) for part in range(parts)]
     info = np.zeros(8, np.int32)
     info[[0, 1]] = len(runs), total
@@ -216,10 +218,11 @@ def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):
     seats = np.zeros((len(prompts), SEAT_STATE // 4), np.int32)
     seats[:, 0] = [prompt[1] for prompt in prompts]
     row_lists = [memory.put(np.zeros(total + 64, np.int32)) for _ in range(6)]
-    kernel("begin_step", KV_HEADS=kv_heads, QTOKENS=tokens, SPLIT=SPLIT, SPLIT_KEYS_MIN=64).run(
+    merges = memory.put(np.zeros(len(wanted_tiles), np.int32))
+    kernel("begin_step", KV_HEADS=kv_heads, QTOKENS=tokens, SPLIT=SPLIT, SPLIT_KEYS_MIN=64, PART_KEYS_MIN=64).run(
         memory, 1, 1024, 0,
         [info, run_list, row_lists[0], memory.put(np.zeros(total, np.int32)), memory.put(seats), memory.put(pages.table),
-         np.int32(pages.width), *row_lists, tile_list], seed)
+         np.int32(pages.width), *row_lists, tile_list, merges], seed)
     # The run, the kv head, the part and how many there are; the tile, and the place.
     found = memory.get(tile_list, np.uint16, (len(wanted_tiles) + 1) * 8).reshape(-1, 8)
     assert (found[-1] == 0xffff).all(), "more tiles than there are"
@@ -237,9 +240,11 @@ def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):
         memory, grid, 384, 128 * dim * 2 + 4 * block + 128,
         [out, maps, queries, info, run_list, tile_list, memory.put(pages.table), np.int32(pages.width), np.int32(0), scale,
          part_o, part_ml], seed)
-    if any(splits + more > 1 for _, _, splits, more in prompts):
-        kernel("attend_merge_tiles", **flags).run(memory, (len(places), 4), 256, 0,
-                                                  [out, part_o, part_ml, info, run_list, tile_list, queries], seed)
+    in_parts = sum(part == 0 and parts > 1 for _, _, part, parts, _ in wanted_tiles)
+    assert memory.get(info, np.int32, 8)[7] == in_parts, "tiles in parts"
+    if in_parts:
+        kernel("attend_merge_tiles", **flags).run(memory, (in_parts + 1, 4), 256, 0,
+                                                  [out, part_o, part_ml, info, run_list, tile_list, merges, queries], seed)
     found = memory.get(out, np.uint16, (total + 1) * heads * dim).reshape(total + 1, heads, dim)
     assert (found[total] == 0xffff).all(), "a row behind the last was written"
     wanted = np.zeros((total, heads, dim))
@@ -258,19 +263,23 @@ def prefill_case(heads, kv_heads, dim, gated, prompts, grid, seed=1):
 
 @check
 def prefill_attention_of_gated_heads_of_256():
-    prefill_case(4, 2, 256, True, [(70, 0, 1, 0), (3, 200, 2, 0)], 2)
+    prefill_case(4, 2, 256, True, [(70, 0, 0, 0, 1, 0, 0), (3, 200, 0, 0, 2, 0, 0)], 2)
+    prefill_case(4, 2, 256, True, [(3, 300, 1, 1, 1, 1, 2)], 2)
 
 
 @check
 def prefill_attention_of_heads_of_128():
-    prefill_case(4, 2, 128, False, [(70, 0, 1, 0), (3, 300, 2, 1)], 2)
-    prefill_case(4, 2, 128, False, [(40, 450, 1, 1), (65, 300, 1, 0)], 3)
+    prefill_case(4, 2, 128, False, [(70, 0, 0, 0, 1, 0, 0), (3, 300, 0, 0, 2, 1, 3)], 2)
+    prefill_case(4, 2, 128, False, [(40, 450, 0, 0, 1, 1, 2), (65, 300, 0, 0, 1, 0, 0)], 3)
+    for parts in [(2, 1, 1, 3, 2), (0, 0, 1, 3, 2), (1, 2, 1, 0, 1)]:
+        prefill_case(4, 2, 128, False, [(65, 100, *parts)], 3, made=[(65, 100, 0, 0, 1, 0, 0)])
+    prefill_case(4, 2, 128, False, [(65, 600, 2, 1, 1, 3, 2), (20, 40, 0, 0, 1, 0, 0)], 3)
 
 
 @check
 def prefill_attention_of_six_heads_a_key():
     """21 tokens a tile: its last two rows are nobody's."""
-    prefill_case(6, 1, 256, True, [(25, 30, 1, 0)], 2)
+    prefill_case(6, 1, 256, True, [(25, 30, 0, 0, 1, 0, 0)], 2)
 
 
 # --- products -------------------------------------------------------------------------------------------------------------

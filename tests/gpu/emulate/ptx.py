@@ -762,7 +762,7 @@ class Kernel:
             raise Fault(f"`{'.'.join(words)}` is not known here")
 
         def run(w, on):
-            where, at = self.space(w, "global" if "global" in words else None, address(w), on)
+            where, at = self.space(w, next((s for s in ("global", "shared") if s in words), None), address(w), on)
             out = np.zeros(32, U[bits])
             for lane in np.flatnonzero(on):
                 only = LANES == lane

@@ -87,6 +87,7 @@ pub fn sizes(
         in_flight: 1,
         resume_align: if recurrent { DELTA_CHUNK as u32 } else { 1 },
         rows_tile: 1,
+        large_rows_tile: 1,
         mask_words: vocab.div_ceil(32),
         graphs: Vec::new(),
     };

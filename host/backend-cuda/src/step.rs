@@ -11,7 +11,7 @@ use backend::{Backend, BackendError};
 use contract::{PAGE_TOKENS, Seat, TokenId};
 use cudarc::driver::{CudaEvent, CudaGraph, result, sys};
 
-use crate::blas::{Blas, ROWS_TILE};
+use crate::blas::{Blas, LARGE_ROWS_TILE, ROWS_TILE};
 use crate::device::{Device, Pinned, fault};
 use crate::forward::{DeviceModel, Forward, Kernels, SAMPLE_PARTS_MAX, StepSize, Workspace};
 use crate::fp8_products::Fp8Work;
@@ -98,6 +98,7 @@ impl CudaBackend {
             in_flight: IN_FLIGHT as u8,
             resume_align: if model.delta.is_some() { DELTA_CHUNK as u32 } else { 1 },
             rows_tile: ROWS_TILE as u32,
+            large_rows_tile: LARGE_ROWS_TILE as u32,
             mask_words: work.mask_words as u32,
             graphs: sizes.iter().map(|&rows| (rows as u16, 1)).collect(),
         };

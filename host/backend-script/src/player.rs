@@ -82,6 +82,7 @@ impl ScriptBackend {
             in_flight: 2,
             resume_align: 1,
             rows_tile: 1,
+            large_rows_tile: 1,
             mask_words: vocab.div_ceil(32),
             graphs: Vec::new(),
         };

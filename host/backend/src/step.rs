@@ -39,6 +39,8 @@ pub struct Caps {
     pub resume_align: u32,
     /// Products take rows in tiles of so many: a step of whole tiles wastes nothing. 1 where that is not felt.
     pub rows_tile: u32,
+    /// Those of steps that have at least four times as many; 1 where that is not felt.
+    pub large_rows_tile: u32,
     /// Words of a grammar mask: `vocab.div_ceil(32)`.
     pub mask_words: u32,
     /// Captured decode sizes as (rows, query length); empty where steps are never captured.

@@ -118,6 +118,7 @@ fn scheduler_for(caps: &Caps, config: &EngineConfig) -> Result<Scheduler, Engine
         max_rows: caps.max_rows,
         resume_align: caps.resume_align,
         rows_tile: caps.rows_tile,
+        large_rows_tile: caps.large_rows_tile,
         prefix_cache: config.prefix_cache,
         starvation_bound_us: u64::try_from(config.starvation_bound.as_micros()).unwrap_or(u64::MAX),
     };

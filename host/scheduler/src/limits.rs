@@ -51,6 +51,8 @@ pub struct Config {
     pub resume_align: u32,
     /// Steps with a chunk that does not end its prompt are cut to a multiple of so many rows, where the chunk is longer.
     pub rows_tile: u32,
+    /// The multiple for steps of at least four times as many rows.
+    pub large_rows_tile: u32,
     pub prefix_cache: bool,
     /// A request without progress for this long is served before what the policy asks for.
     pub starvation_bound_us: u64,
@@ -84,7 +86,8 @@ impl Config {
         needs("max_rows", self.max_rows.into(), self.max_rows > 0, "at least 1")?;
         // A cut at a multiple of the alignment must fit one step, or a prompt could never start.
         needs("resume_align", align.into(), align > 0 && align <= self.max_rows, "from 1 to max_rows")?;
-        needs("rows_tile", self.rows_tile.into(), self.rows_tile > 0, "at least 1")
+        needs("rows_tile", self.rows_tile.into(), self.rows_tile > 0, "at least 1")?;
+        needs("large_rows_tile", self.large_rows_tile.into(), self.large_rows_tile > 0, "at least 1")
     }
 
     /// Longest sequence that can be finished: its last token is sampled but never fed, so it needs no KV.

@@ -307,7 +307,8 @@ impl Scheduler {
             return take;
         }
         let before = if deep { 0 } else { self.plan.rows };
-        let over = (before + take) % self.config.rows_tile;
+        let (tile, large) = (self.config.rows_tile, self.config.large_rows_tile);
+        let over = (before + take) % if !deep && (before + take) / 4 >= large { large.max(tile) } else { tile };
         if align == 1 {
             return if take > over { take - over } else { take };
         }

@@ -19,6 +19,7 @@ fn config() -> Config {
         max_rows: 256,
         resume_align: 1,
         rows_tile: 1,
+        large_rows_tile: 1,
         prefix_cache: true,
         starvation_bound_us: 1_000_000,
     }
@@ -123,6 +124,19 @@ fn chunks_fill_tiles_of_rows() {
             scheduler.submit(NewRequest { namespace: n as u64, ..request(tokens, 1) }, 0).expect("fits");
         }
         assert_eq!(runs(&mut scheduler, budget, Advice::Native), want, "{prompts:?} in {budget} rows");
+    }
+}
+
+/// Of many rows the tiles are larger, unless attention's count.
+#[test]
+fn large_steps_have_larger_tiles() {
+    let config = Config { rows_tile: 32, large_rows_tile: 128, ..config() };
+    let mut scheduler = Scheduler::new(config).expect("valid");
+    scheduler.plan.rows = 16;
+    for (rows, deep, taken) in
+        [(495, false, 464), (496, false, 496), (620, false, 496), (624, false, 624), (620, true, 608)]
+    {
+        assert_eq!(scheduler.cut(0, 5000, rows, rows, deep), taken, "{rows} rows");
     }
 }
 

@@ -60,6 +60,7 @@ impl Rehearsal {
             context_len: stage.pages.saturating_mul(PAGE_TOKENS).min(TOKENS_MAX),
             max_rows: stage.token_budget,
             rows_tile: 1,
+            large_rows_tile: 1,
             resume_align: 1,
             prefix_cache: false,
             // The host must not help: what waits for ever is the policy's fault.

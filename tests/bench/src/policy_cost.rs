@@ -227,6 +227,7 @@ fn native_host(case: &Case, hot: usize, cold: usize, flush: &mut [u8]) -> Result
             max_rows: 8192,
             resume_align: 1,
             rows_tile: 1,
+            large_rows_tile: 1,
             prefix_cache: true,
             starvation_bound_us: 30_000_000,
         };

@@ -108,6 +108,7 @@ fn machine(args: &Args) -> Machine {
         max_rows: args.device.max_rows,
         resume_align: 1,
         rows_tile: 1,
+        large_rows_tile: 1,
         prefix_cache: true,
         starvation_bound_us: args.starvation_ms * 1000,
     };

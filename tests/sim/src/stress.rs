@@ -23,6 +23,7 @@ fn machine(rng: &mut Rng) -> Machine {
         max_rows: align.max(rng.between(4, 300)),
         resume_align: align,
         rows_tile: [1, 1, 16, 64][rng.below(4) as usize],
+        large_rows_tile: [1, 1, 32, 128][rng.below(4) as usize],
         prefix_cache: rng.below(5) > 0,
         starvation_bound_us: 200_000,
     };

@@ -28,6 +28,7 @@ fn machine() -> Machine {
         max_rows: 8192,
         resume_align: 1,
         rows_tile: 1,
+        large_rows_tile: 1,
         prefix_cache: true,
         starvation_bound_us: 30_000_000,
     };

@@ -123,6 +123,7 @@ impl Fake {
             in_flight,
             resume_align: 1,
             rows_tile: 1,
+            large_rows_tile: 1,
             mask_words: VOCAB.div_ceil(32),
             graphs: Vec::new(),
         };

@@ -276,6 +276,7 @@ fn config(rng: &mut Rng) -> Config {
         max_rows: align.max(4 + rng.below(300) as u32),
         resume_align: align,
         rows_tile: 1,
+        large_rows_tile: 1,
         prefix_cache: rng.below(5) > 0,
         starvation_bound_us: 8_000,
     }
@@ -349,6 +350,7 @@ fn recurrent(slots: u32, pages: u32) -> Sim {
         max_rows: 512,
         resume_align: 64,
         rows_tile: 1,
+        large_rows_tile: 1,
         prefix_cache: true,
         starvation_bound_us: 8_000,
     };

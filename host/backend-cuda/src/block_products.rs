@@ -269,9 +269,25 @@ impl Ring {
 
 /// The forms for a product's formats and epilogue.
 struct FewRows {
-    /// By token tiles.
-    far: [Kernel; 2],
+    /// By token tiles, for rows in eights.
+    eights: [Kernel; 2],
+    /// For rows one after the other, which attention and the delta rule leave to what adds to the residual stream.
+    plain: Option<[Kernel; 2]>,
     near: Option<Near>,
+}
+
+/// Rows of a product's `x`.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    pub pointer: u64,
+    /// As `in_eights` of the prelude lays them out: eight rows, 32 columns of each side by side.
+    pub eights: bool,
+}
+
+impl From<u64> for Rows {
+    fn from(pointer: u64) -> Self {
+        Self { pointer, eights: false }
+    }
 }
 
 /// For a row that is brought to shared memory, and for more: what adds to the residual stream takes them as they are, the
@@ -301,7 +317,7 @@ impl BlockKernels {
             let whole = asked.formats.iter().all(|format| format.is_k());
             let may_be_near = ring.hopper && !(whole && uses.invariant);
             let near_ring = if whole { ring.whole() } else { ring };
-            let mut kernel = |ring: Ring, tiles: usize, near: usize, one: bool| {
+            let mut kernel = |ring: Ring, tiles: usize, near: usize, one: bool, eights: bool| {
                 let flags = [
                     ("NT", tiles),
                     ("TYPE0", asked.formats[0] as usize),
@@ -311,6 +327,7 @@ impl BlockKernels {
                     ("NEAR", near),
                     ("ONE", usize::from(one)),
                     ("INTEGER", usize::from(ring.whole)),
+                    ("EIGHTS", usize::from(eights)),
                     ("DEPTH", ring.depth),
                     ("WARPS", ring.warps),
                     ("BLOCKS", ring.blocks),
@@ -320,16 +337,26 @@ impl BlockKernels {
                 kernel.allow_shared(most as u32)?;
                 Ok::<_, BackendError>(kernel)
             };
-            let far = [kernel(ring, TILES[0], 0, false)?, kernel(ring, TILES[1], 0, false)?];
+            let mut far = |eights: bool| {
+                Ok::<_, BackendError>([
+                    kernel(ring, TILES[0], 0, false, eights)?,
+                    kernel(ring, TILES[1], 0, false, eights)?,
+                ])
+            };
+            let eights = far(true)?;
+            let plain = if asked.mode == Epilogue::AddResidual as usize { Some(far(false)?) } else { None };
             let form = 1 + usize::from(near_norms(asked.mode));
             let near = match may_be_near {
                 true => Some(Near {
                     ring: near_ring,
-                    kernels: [kernel(near_ring, TILES[0], form, true)?, kernel(near_ring, TILES[0], form, false)?],
+                    kernels: [
+                        kernel(near_ring, TILES[0], form, true, false)?,
+                        kernel(near_ring, TILES[0], form, false, false)?,
+                    ],
                 }),
                 false => None,
             };
-            few_rows.insert(asked, FewRows { far, near });
+            few_rows.insert(asked, FewRows { eights, plain, near });
         }
         let mut all = |embed: usize| {
             let mut kernel = |format: Format| {
@@ -385,7 +412,7 @@ impl Forward<'_> {
         &mut self,
         epilogue: Epilogue,
         out: u64,
-        x: u64,
+        x: Rows,
         packed: &Packed,
         (m, n, k): (usize, usize, usize),
     ) -> Result<(), BackendError> {
@@ -395,13 +422,13 @@ impl Forward<'_> {
             let both = self.work.gate_up.pointer;
             match few {
                 true => self.few_rows_packed(Epilogue::Store, both, x, None, packed, (m, 2 * n, k))?,
-                false => self.library_packed((Epilogue::Store, 2 * n), both, x, packed, (m, n, k))?,
+                false => self.library_packed((Epilogue::Store, 2 * n), both, x.pointer, packed, (m, n, k))?,
             }
             return self.activate(out, 0, (m, n));
         }
         match few {
             true => self.few_rows_packed(epilogue, out, x, None, packed, (m, n, k)),
-            false => self.library_packed((epilogue, n), out, x, packed, (m, n, k)),
+            false => self.library_packed((epilogue, n), out, x.pointer, packed, (m, n, k)),
         }
     }
 
@@ -423,7 +450,7 @@ impl Forward<'_> {
                 return Ok(false);
             }
         }
-        self.few_rows_packed(epilogue, out, self.work.h.pointer, Some(norm), packed, (m, n, k))?;
+        self.few_rows_packed(epilogue, out, self.work.h.pointer.into(), Some(norm), packed, (m, n, k))?;
         Ok(true)
     }
 
@@ -432,7 +459,7 @@ impl Forward<'_> {
         &self,
         epilogue: Epilogue,
         out: u64,
-        x: u64,
+        x: Rows,
         norm: Option<&Buffer>,
         packed: &Packed,
         (m, n, k): (usize, usize, usize),
@@ -450,22 +477,25 @@ impl Forward<'_> {
                 let kind = part.is_some_and(|part| part.format != formats[0]);
                 words.extend([pointer, end as u64 | (rows as u64) << 32, column as u64 | u64::from(kind) << 32]);
             }
-            let (kernel, ring, shared) = forms
-                .near(asked, (m, k))
-                .filter(|_| norm.is_some() == near_norms(asked.mode))
-                .unwrap_or((&forms.far[tile_of(m)], kernels.ring, kernels.ring.shared_bytes(formats)));
+            let far = if x.eights { Some(&forms.eights) } else { forms.plain.as_ref() };
+            let far = far.map(|far| (&far[tile_of(m)], kernels.ring, kernels.ring.shared_bytes(formats)));
+            let near = forms.near(asked, (m, k)).filter(|_| norm.is_some() == near_norms(asked.mode));
+            let Some((kernel, ring, shared)) = near.or(far) else {
+                return Err(fault("a product", format!("{asked:?} was not compiled for rows one after the other")));
+            };
             let cluster = ring.cluster(end, self.device.multiprocessors as usize);
             let resident = ring.blocks.min(self.device.shared_per_multiprocessor as usize / (shared + 1024)).max(1);
             let blocks = (end * cluster).min(self.device.multiprocessors as usize * resident / cluster * cluster);
             let args = Args::default()
                 .pointer(out)
-                .pointer(x)
+                .pointer(x.pointer)
                 .words(&words)
                 .int(m)
                 .int(n)
                 .int(k)
                 .pointer(norm.map_or(0, |norm| norm.pointer))
-                .float(self.model.eps);
+                .float(self.model.eps)
+                .int(usize::from(if epilogue == Epilogue::SiluMul { self.model.act_in_eights } else { x.eights }));
             let shape = Shape::new(blocks as u32, (ring.warps * 32) as u32).shared(shared as u32);
             kernel.launch(self.device, shape.cluster(cluster as u32), args)?;
         }

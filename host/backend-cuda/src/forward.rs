@@ -132,6 +132,8 @@ pub struct DeviceModel {
     pub eps: f32,
     /// The 16-bit type is f16, else bf16.
     pub f16: bool,
+    /// All feed-forward weights are in block formats, so few rows between their products are in eights.
+    pub act_in_eights: bool,
     pub rotation: Buffer,
     pub ops: Vec<DeviceOp>,
     pub kv: Vec<Buffer>,
@@ -472,6 +474,7 @@ impl Forward<'_> {
         weight: &Buffer,
         pick: u64,
         rows: usize,
+        eights: bool,
     ) -> Result<(), BackendError> {
         let args = Args::default()
             .pointer(self.work.normed.pointer)
@@ -479,7 +482,8 @@ impl Forward<'_> {
             .pointer(weight.pointer)
             .pointer(pick)
             .int(self.model.hidden)
-            .float(self.model.eps);
+            .float(self.model.eps)
+            .int(usize::from(eights));
         kernel.launch(self.device, Shape::new(rows as u32, 256), args)
     }
 

@@ -250,7 +250,7 @@ impl Forward<'_> {
 
     /// Rows of `h` normed for [`Self::few_rows_fp8`].
     pub(crate) fn norm_f16(&self, norm: &Buffer, pick: u64, m: usize) -> Result<(), BackendError> {
-        self.norm_with(&self.fp8_kernels().norm_f16, norm, pick, m)
+        self.norm_with(&self.fp8_kernels().norm_f16, norm, pick, m, false)
     }
 
     pub(crate) fn few_rows_fp8(

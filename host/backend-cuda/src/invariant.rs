@@ -15,6 +15,7 @@
 
 use backend::BackendError;
 
+use crate::block_products::Rows;
 use crate::forward::{Forward, StepSize};
 use crate::products::{Epilogue, FEW_ROWS_MAX, Matrix};
 
@@ -38,13 +39,13 @@ impl Forward<'_> {
     pub(crate) fn product_in_groups(
         &mut self,
         epilogue: Epilogue,
-        (out, x): (u64, u64),
+        (out, x): (u64, Rows),
         matrix: &Matrix,
         (m, n, k): (usize, usize, usize),
     ) -> Result<(), BackendError> {
         let size = if epilogue == Epilogue::StoreF32 { 4 } else { 2 };
         groups(m).try_for_each(|(first, rows)| {
-            let (out, x) = (out + (first * n * size) as u64, x + (first * k * 2) as u64);
+            let (out, x) = (out + (first * n * size) as u64, Rows { pointer: x.pointer + (first * k * 2) as u64, ..x });
             self.product(epilogue, out, x, matrix, (rows, n, k))
         })
     }

@@ -145,6 +145,12 @@ pub fn load(
         vocab_used: spec.vocab_used,
         eps: spec.norm_eps,
         f16,
+        act_in_eights: ops.iter().all(|op| match op {
+            DeviceOp::NormGateUp { weight, .. } | DeviceOp::DownResidual { weight } => {
+                matches!(weight, Matrix::Packed(_))
+            }
+            _ => true,
+        }),
         rotation: rotation_table(&device, spec, context_len)?,
         ops,
         kv,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use backend::BackendError;
 
 use crate::blas::{Call, Operands, Product, library_rows};
-use crate::block_products::{BlockKernels, Packed, Uses};
+use crate::block_products::{BlockKernels, Packed, Rows, Uses};
 use crate::compile::{Compiler, Kernel};
 use crate::delta::GateProduct;
 use crate::device::{Buffer, Device, fault};
@@ -172,12 +172,13 @@ impl Forward<'_> {
                 Ok(())
             }
             _ => {
+                let eights = self.few(m) && matches!(matrix, Matrix::Packed(_));
                 if self.pending == 0 {
-                    self.norm_with(&self.kernels.rms_norm, norm, pick, m)?;
+                    self.norm_with(&self.kernels.rms_norm, norm, pick, m, eights)?;
                 } else {
                     self.norm_behind_fp8(norm, pick, m, false)?;
                 }
-                self.product(epilogue, out, normed, matrix, (m, n, k))
+                self.product(epilogue, out, Rows { pointer: normed, eights }, matrix, (m, n, k))
             }
         }
     }
@@ -195,7 +196,7 @@ impl Forward<'_> {
                 Ok(out)
             }
             None => {
-                self.norm_with(&self.kernels.rms_norm, norm, picks, rows)?;
+                self.norm_with(&self.kernels.rms_norm, norm, picks, rows, false)?;
                 Ok(self.work.normed.pointer)
             }
         }
@@ -224,12 +225,17 @@ impl Forward<'_> {
         Ok(())
     }
 
+    /// Whether rows between the two feed-forward products are in eights.
+    fn act_in_eights(&self, rows: usize) -> bool {
+        self.few(rows) && self.model.act_in_eights
+    }
+
     /// `h += W attended`.
     pub(crate) fn out(&mut self, matrix: &Matrix, (m, n, k): (usize, usize, usize)) -> Result<(), BackendError> {
         let (h, attended) = (self.work.h.pointer, self.work.attended.pointer);
         match matrix {
             Matrix::Fp8 { .. } if self.few(m) => self.few_rows_fp8(Role::Out, h, attended, matrix, (m, n, k)),
-            _ => self.product(Epilogue::AddResidual, h, attended, matrix, (m, n, k)),
+            _ => self.product(Epilogue::AddResidual, h, attended.into(), matrix, (m, n, k)),
         }
     }
 
@@ -241,7 +247,10 @@ impl Forward<'_> {
             Matrix::Fp8 { .. } if self.quantised(m).is_some() => {
                 self.library(Epilogue::AddResidual, h, 0, matrix, (m, n, k))
             }
-            _ => self.product(Epilogue::AddResidual, h, act, matrix, (m, n, k)),
+            _ => {
+                let act = Rows { pointer: act, eights: self.act_in_eights(m) };
+                self.product(Epilogue::AddResidual, h, act, matrix, (m, n, k))
+            }
         }
     }
 
@@ -251,7 +260,7 @@ impl Forward<'_> {
         &mut self,
         epilogue: Epilogue,
         out: u64,
-        x: u64,
+        x: Rows,
         matrix: &Matrix,
         (m, n, k): (usize, usize, usize),
     ) -> Result<(), BackendError> {
@@ -259,10 +268,13 @@ impl Forward<'_> {
             return self.product_in_groups(epilogue, (out, x), matrix, (m, n, k));
         }
         if let (Epilogue::SiluMul, Matrix::Half(weights), Some(kernel)) = (epilogue, matrix, self.gate_up_kernel(m)) {
-            return self.gate_up(kernel, (out, x), weights, (m, n, k));
+            return self.gate_up(kernel, (out, x.pointer), weights, (m, n, k));
         }
+        if let Matrix::Packed(packed) = matrix {
+            return self.packed_product(epilogue, out, x, packed, (m, n, k));
+        }
+        let x = x.pointer;
         match (matrix, self.quantised(m)) {
-            (Matrix::Packed(packed), _) => return self.packed_product(epilogue, out, x, packed, (m, n, k)),
             (Matrix::Half(weights), _) if m <= FEW_ROWS_MAX => {
                 let up = weights.pointer + (n * k * 2) as u64;
                 let (tile, silu) = (tile_of(m), epilogue == Epilogue::SiluMul);
@@ -309,7 +321,7 @@ impl Forward<'_> {
         let to = if silu { self.work.gate_up.pointer } else { out };
         let mut sums_of = 0;
         let call = match (matrix, self.quantised(m)) {
-            (Matrix::Packed(packed), _) => return self.packed_product(epilogue, out, x, packed, (m, n, k)),
+            (Matrix::Packed(packed), _) => return self.packed_product(epilogue, out, x.into(), packed, (m, n, k)),
             (Matrix::Half(weights), _) => Call { out: to, x, w: weights.pointer, x_scales: 0, w_scales: 0 },
             (Matrix::Fp8 { codes, scales, blocks }, Some(fp8)) => {
                 product.operands = fp8.operands;
@@ -361,7 +373,8 @@ impl Forward<'_> {
                 .int(n);
             return self.fp8_kernels().silu_mul.launch(self.device, Shape::new(m as u32, 256), args);
         }
-        let args = Args::default().pointer(out).pointer(self.work.gate_up.pointer).int(n);
+        let eights = usize::from(self.act_in_eights(m));
+        let args = Args::default().pointer(out).pointer(self.work.gate_up.pointer).int(n).int(eights);
         let shape = Shape::of(((n / 8).div_ceil(256) as u32, m as u32), 256);
         self.kernels.products.silu_mul.launch(self.device, shape, args)
     }

@@ -42,7 +42,6 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_packed(u16 *out, co
     wait_previous();
     start_next();
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, across = (k + UNIT_K - 1) / UNIT_K;
-    const u8 *column = (const u8 *)table + lane * 4;
     // Rows g and g + 8 of a unit; null: not wanted.
     auto store = [&](u16 *top, u16 *low, const u8 *unit, int left) {
         constexpr int PER_ENTRY = 4 / F::PER_GROUP;
@@ -54,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_packed(u16 *out, co
 #pragma unroll
                 for (int i = 0; i < 2; i++) load_scales<TYPE0>(scales[i], unit, g + 8 * i, group / 4, group % 4);
             u32 pairs[2][4];
-            load_codes<TYPE0>(pairs, unit, column, group, lane);
+            load_codes<TYPE0>(pairs, unit, (const u8 *)table, group, lane);
             if (top) store_group(top + group * GROUP_K, pairs[0], scales[0] + group % PER_ENTRY * F::PER_GROUP);
             if (low) store_group(low + group * GROUP_K, pairs[1], scales[1] + group % PER_ENTRY * F::PER_GROUP);
         }

@@ -1,6 +1,6 @@
 // y = W x for few rows of x and weights in GGUF's block formats: each weight is read once for all rows.
 //
-// Shapes: x [m, k] in the model's 16-bit type, W in units (packed.cuh), out [m, n]; k is a multiple of 32. W is up to four
+// Shapes: x [m, k] in the model's 16-bit type, in eights (prelude.cuh) with EIGHTS = 1, W in units (packed.cuh), out [m, n]; k is a multiple of 32. W is up to four
 // parts, one below the other, of up to two formats. As in few_rows.cu weights are the A operand of the matrix instruction
 // and every token is a column of its own, so its result is bitwise the same for every m, but for INTEGER, which has its own.
 //
@@ -34,6 +34,7 @@
 #define WARP_BYTES (DEPTH * SLOT + SCALES_BYTES + (DEPTH * 8 + 15) / 16 * 16)
 #define OUTPUTS (MODE == 2 ? TILE / 2 : TILE)  // of a tile
 #define COLUMN (TILE + 1)                      // padded against bank conflicts
+#define GROUP_STEP (EIGHTS ? 8 * GROUP_K : GROUP_K)  // from a group of x to the next
 #define UNITS(k) (((k) + UNIT_K - 1) / UNIT_K)
 // Rows of x in shared memory and what belongs to them.
 #if INTEGER
@@ -137,9 +138,9 @@ __device__ __forceinline__ void multiply(float (&acc)[NT][4], const u8 *unit, fl
         for (int j = 0; j < NT; j++) {
 #if TAIL
             // Where the row has ended weights are zeros, and any x will do.
-            b[j] = load_x<F::HALVES>(x[j] + (group * GROUP_K < left ? group * GROUP_K : 0));
+            b[j] = load_x<F::HALVES>(x[j] + (group * GROUP_K < left ? group * GROUP_STEP : 0));
 #else
-            b[j] = load_x<F::HALVES>(x[j] + group * GROUP_K);
+            b[j] = load_x<F::HALVES>(x[j] + group * GROUP_STEP);
 #endif
 #if NEAR
             if (F::MINS && group % 2 == 0) ones[j] = x_sums[j][group / 2 * sums_stride];
@@ -182,8 +183,9 @@ __device__ __forceinline__ void multiply(float (&acc)[NT][4], const u8 *unit, fl
 }
 
 // Where a part's output of a token lies; negative: the tile's last rows are none.
-__device__ __forceinline__ long long place_of(const Part &part, int row, int token, int n) {
-    return row < part.rows ? (long long)token * n + part.column + row : -1;
+__device__ __forceinline__ long long place_of(const Part &part, int row, int token, int n, int eights) {
+    if (row >= part.rows) return -1;
+    return MODE == 2 && eights ? in_eights(token, part.column + row, n) : (long long)token * n + part.column + row;
 }
 // With MODE 1 what lies there.
 __device__ __forceinline__ u16 read_before(const void *out, long long at) { return MODE == 1 && at >= 0 ? ((const u16 *)out)[at] : 0; }
@@ -196,14 +198,15 @@ __device__ __forceinline__ void write(void *out, long long at, float y, float up
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
-    few_rows_packed(void *out, const u16 *x, const __grid_constant__ Parts parts, int m, int n, int k, const u16 *norm, float eps) {
+    few_rows_packed(void *out, const u16 *x, const __grid_constant__ Parts parts, int m, int n, int k, const u16 *norm, float eps,
+                    int eights) {
     extern __shared__ __align__(128) u8 shared[];  // the table, the warps' rings and what belongs to them, x, its sums
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     int tiles = parts.part[PARTS_MAX - 1].end, units = UNITS(k);
     u8 *rings = shared + (HAS_TABLE ? TABLE_BYTES : 0), *ring = rings + warp * WARP_BYTES;
     float4 *scales = (float4 *)(ring + DEPTH * SLOT);
     u32 barriers = shared_address(ring) + DEPTH * SLOT + SCALES_BYTES;
-    const u8 *table = shared + lane * 4;
+    const u8 *table = shared;
 
     Cluster cluster = cluster_of();
     int clusters = gridDim.x / cluster.blocks, id = blockIdx.x / cluster.blocks, sharers = cluster.blocks * WARPS;
@@ -311,7 +314,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
 #pragma unroll
         for (int j = 0; j < PIECES; j++) {
             int i = first + j * WARPS, place = (i % units * WARP + lane) * 8;
-            if (i < units * m) v[j] = place < k ? load16(x + (long long)(i / units) * k + place) : U4{};
+            long long at = eights ? in_eights(i / units, place, k) : (long long)(i / units) * k + place;
+            if (i < units * m) v[j] = place < k ? load16(x + at) : U4{};
         }
 #pragma unroll
         for (int j = 0; j < PIECES; j++) {
@@ -331,7 +335,10 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
 #endif
 #else
 #pragma unroll
-    for (int j = 0; j < NT; j++) columns[j] = x + (long long)min(j * 8 + g, m - 1) * k + 8 * t;
+    for (int j = 0; j < NT; j++) {
+        int row = min(j * 8 + g, m - 1);
+        columns[j] = x + (EIGHTS ? in_eights(row, 8 * t, k) : (long long)row * k + 8 * t);
+    }
     if (HAS_TABLE) __syncthreads();
 #endif
 
@@ -367,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
             const float4 *sums_at[NT];
 #pragma unroll
             for (int j = 0; j < NT; j++) {
-                x_at[j] = columns[j] + at * UNIT_K - ((first ? Format<TYPE0>::HALVES : Format<TYPE1>::HALVES) ? 4 * t : 0);
+                x_at[j] = columns[j] + at * GROUPS * GROUP_STEP - ((first ? Format<TYPE0>::HALVES : Format<TYPE1>::HALVES) ? 4 * t : 0);
                 sums_at[j] = x_sums[j] + at * (GROUPS / 2) * sums_stride;
             }
             if (first) multiply<TYPE0>(acc, ring + slot * SLOT, scales, table, x_at, sums_at, sums_stride, k - at * UNIT_K, lane);
@@ -405,7 +412,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
                 for (int c = 0; c < 4; c++) {
                     int token = j * 8 + t * 2 + c % 2;
                     if (token >= m || (MODE == 2 && c >= 2)) continue;
-                    long long at = place_of(of, row + c / 2 * 8, token, n);
+                    long long at = place_of(of, row + c / 2 * 8, token, n, eights);
                     write(out, at, acc[j][c], acc[j][c | 2], read_before(out, at));
                 }
         }
@@ -430,7 +437,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
     auto shared_place = [&](int i) {
         int row = i % OUTPUTS, token = i / OUTPUTS % m, tile = first_tile + i / OUTPUTS / m;
         int part = part_of(tile), begin = part ? parts.part[part - 1].end : 0;
-        return place_of(parts.part[part], (tile - begin) * OUTPUTS + row, token, n);
+        return place_of(parts.part[part], (tile - begin) * OUTPUTS + row, token, n, eights);
     };
     int first = cluster.rank * WARPS * WARP + threadIdx.x, count = own / units * m * OUTPUTS;
     long long at = first < count ? shared_place(first) : -1;

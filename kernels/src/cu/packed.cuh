@@ -107,8 +107,20 @@ __device__ __forceinline__ void fill_table(u32 *table) {
 
 // --- codes ------------------------------------------------------------------------------------------------------------
 
+// Where a lane finds the values of the byte whose first bit is bit 7. In one instruction it costs 2 % less, but 2 % more where x
+// is near.
+__device__ __forceinline__ u32 table_place(u32 index, int lane) {
+#if NEAR
+    return (index & 0x7f80) + lane * 4;
+#else
+    u32 at;
+    asm("lop3.b32 %0, %1, 0x7f80, %2, 0xea;" : "=r"(at) : "r"(index), "r"(lane * 4));
+    return at;
+#endif
+}
+
 // The 16 codes of a lane in group `group`: `pairs[0]` of row g, `pairs[1]` of row g + 8, as 16-bit floats; with a minimum
-// they are BASE too large. `table`: this lane's column of it.
+// they are BASE too large.
 template <int T> __device__ __forceinline__ void load_codes(u32 (&pairs)[2][4], const u8 *unit, const u8 *table, int group, int lane) {
     typedef Format<T> F;
     if (F::BYTES) {
@@ -131,7 +143,7 @@ template <int T> __device__ __forceinline__ void load_codes(u32 (&pairs)[2][4], 
         u32 word = i / 4 ? v.y : v.x, &pair = pairs[i / 4][i % 4];
         if (F::TABLE) {
             u32 index = i % 4 == 3 ? word << 8 | word >> 24 : word >> i % 4 * 8;
-            pair = *(const u32 *)(table + (index & 0x7f80));
+            pair = *(const u32 *)(table + table_place(index, lane));
             continue;
         }
         // Pairs of a half lie two places apart.

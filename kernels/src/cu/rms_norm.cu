@@ -1,5 +1,5 @@
 // out[i] = rms(h[pick[i]]; w), bf16 in and out, f32 inside; `pick` null means i. One block of 256 a row.
-// The order of the sum depends on the width alone, so a row is the same in every batch.
+// The order of the sum depends on the width alone, so a row is the same in every batch. `eights`: the rows are wanted in eights.
 #include "prelude.cuh"
 
 // Build flag: F16 = 1: the rows are wanted as f16, whatever the model's type is.
@@ -12,7 +12,7 @@
 #define KEPT 4  // chunks of 8 that a thread keeps: widths up to 8,192 are read once
 
 extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *h, const u16 *w, const int *pick, int hidden,
-                                                       float eps) {
+                                                       float eps, int eights) {
     __shared__ float partial[8];
     int chunks = hidden / 8;
     U4 x[KEPT], g[KEPT];
@@ -39,7 +39,9 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *
 #pragma unroll
     for (int i = 0; i < 8; i++) total += partial[i];
     float scale = rsqrtf(total / hidden + eps);
-    u16 *to = out + (long long)blockIdx.x * hidden;
+    auto place = [&](int column) {
+        return eights ? in_eights(blockIdx.x, column, hidden) : (long long)blockIdx.x * hidden + column;
+    };
     auto store = [&](int i, U4 v, U4 g) {
         U4 y;
         const u32 *p = (const u32 *)&v, *q = (const u32 *)&g;
@@ -47,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *
 #pragma unroll
         for (int j = 0; j < 4; j++)
             o[j] = OUT_PACK(half_lo(p[j]) * scale * half_lo(q[j]), half_hi(p[j]) * scale * half_hi(q[j]));
-        *(U4 *)(to + 8 * i) = y;
+        *(U4 *)(out + place(8 * i)) = y;
     };
 #pragma unroll
     for (int j = 0; j < KEPT; j++)

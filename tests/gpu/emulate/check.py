@@ -386,8 +386,22 @@ def packed_matrix(seed, kind, rows, k):
     return units, values.transpose(0, 2, 1, 3).reshape(tiles * 16, k)[:rows]
 
 
-def packed_case(kinds, m, rows, k, mode, near_, integer, warps=4, grid=2, outlier=-1):
-    """A part of each kind, `rows` outputs; `near_` as the kernel's NEAR: 2 norms x on its way. `outlier`: which row has one."""
+def in_eights(rows, filler=0):
+    """Rows as `in_eights` of the prelude lays them out, in whole eights."""
+    m, width = rows.shape
+    padded = np.full((-(-m // 8) * 8, width), filler, rows.dtype)
+    padded[:m] = rows
+    return padded.reshape(-1, 8, width // 32, 32).transpose(0, 2, 1, 3).reshape(-1, width)
+
+
+def of_eights(found, m):
+    width = found.shape[1]
+    return found.reshape(-1, width // 32, 8, 32).transpose(0, 2, 1, 3).reshape(-1, width)[:m]
+
+
+def packed_case(kinds, m, rows, k, mode, near_, integer, warps=4, grid=2, outlier=-1, eights=False):
+    """A part of each kind, `rows` outputs; `near_` as the kernel's NEAR: 2 norms x on its way. `outlier`: which row has one.
+    `eights`: x lies so; with mode 2 the outputs do."""
     x, norm, before = noise(1, m, k), half(1 + wide(noise(2, k)) / 10), noise(3, m, 2 * sum(rows))
     x[0, 256:512] = 0
     x[outlier, 7] = half(100.0)
@@ -401,7 +415,8 @@ def packed_case(kinds, m, rows, k, mode, near_, integer, warps=4, grid=2, outlie
         memory = Memory(1 << 22)
         n = sum(rows)
         kind_of_out = np.float32 if mode == 3 else np.uint16
-        out = memory.put(before[:, :n] if mode == 1 else np.full((m, n), 0x7fc0, kind_of_out))
+        out_eights, nothing = eights and mode == 2, np.full((m, n), 0x7fc0, kind_of_out)
+        out = memory.put(before[:, :n] if mode == 1 else in_eights(nothing, 0x7fc0) if out_eights else nothing)
         parts, end, column = [], 0, 0
         for i in range(4):
             if i < len(kinds):
@@ -412,11 +427,16 @@ def packed_case(kinds, m, rows, k, mode, near_, integer, warps=4, grid=2, outlie
             else:
                 parts += [0, 0, end, 0, 0, 0]
         flags = dict(TYPE0=kinds[0], TYPE1=kinds[-1], NT=1 if m <= 8 else 2, MODE=mode, TAIL=0, NEAR=near_, ONE=int(m == 1), DEPTH=depth,
-                     WARPS=warps, BLOCKS=1, INTEGER=integer)
+                     WARPS=warps, BLOCKS=1, INTEGER=integer, EIGHTS=int(eights and not near_))
         kernel("few_rows_packed", **flags).run(
             memory, grid, warps * 32, warps * ring + (x_bytes if near_ else 0) + (2 * k if near_ == 2 and integer else 0),
-            [out, memory.put(x), np.array(parts, np.uint32), np.int32(m), np.int32(n), np.int32(k), memory.put(norm), EPS], seed)
-        found.append(memory.get(out, kind_of_out, m * n).reshape(m, n))
+            [out, memory.put(in_eights(x, 0x7fc0) if eights and near_ != 2 else x), np.array(parts, np.uint32), np.int32(m), np.int32(n), np.int32(k), memory.put(norm), EPS,
+             np.int32(eights)], seed)
+        count = -(-m // 8) * 8 if out_eights else m
+        found.append(memory.get(out, kind_of_out, count * n).reshape(count, n))
+        if out_eights:
+            assert (of_eights(found[-1], count)[m:] == 0x7fc0).all(), "a row behind the last was written"
+            found[-1] = of_eights(found[-1], m)
     same(*([y] for y in found))
     rows_of_x = wide(x)
     if near_ == 2:
@@ -438,6 +458,34 @@ def packed_case(kinds, m, rows, k, mode, near_, integer, warps=4, grid=2, outlie
 def products_of_block_formats():
     packed_case([Q5_K], 3, [40], 512, 3, 0, 0)
     packed_case([Q4_K, Q6_K], 9, [40, 24], 512, 3, 0, 0)
+
+
+@check
+def products_of_rows_in_eights():
+    """Far and near, also what the feed-forward layer's first product leaves to its second."""
+    for case in ([Q5_K], 3, [40], 512, 3), ([Q4_K, Q6_K], 9, [40, 24], 512, 1), ([Q6_K], 11, [32], 512, 2):
+        same(*([packed_case(*case, 0, 0, eights=eights)] for eights in (False, True)))
+    for m, near_, integer in (1, 2, 1), (2, 2, 1), (2, 2, 0):
+        same(*([packed_case([Q5_K], m, [32], 768, 2, near_, integer, warps=16, eights=eights)] for eights in (False, True)))
+    for integer in (0, 1):
+        same(*([packed_case([Q4_K], 2, [40], 768, 1, 1, integer, eights=eights)] for eights in (False, True)))
+
+
+@check
+def norms_and_activations_in_eights():
+    x, weight = noise(1, 11, 2304), half(1 + wide(noise(2, 2304)) / 10)
+    memory = Memory(1 << 21)
+    empty = np.full((16, 2304), 0x7fc0, np.uint16)
+    gate_up = noise(3, 11, 2 * 2304)
+    for name, args, grid in (("rms_norm", [memory.put(x), memory.put(weight), np.uint64(0), np.int32(2304), EPS], 11),
+                             ("silu_mul", [memory.put(gate_up), np.int32(2304)], (2, 11))):
+        outs = [memory.put(empty), memory.put(empty)]
+        for eights, out in enumerate(outs):
+            kernel(name).run(memory, grid, 256, 0, [out, *args, np.int32(eights)], 1)
+        plain, eight = (memory.get(out, np.uint16, empty.size).reshape(empty.shape) for out in outs)
+        assert (plain[11:] == 0x7fc0).all() and (of_eights(eight, 16)[11:] == 0x7fc0).all()
+        same([plain[:11]], [of_eights(eight, 11)])
+    near("act", wide(plain[:11]), silu(wide(gate_up[:, :2304])) * wide(gate_up[:, 2304:]), 0.01)
 
 
 @check

@@ -3,7 +3,7 @@
 //
 //   nvcc -std=c++17 -O1 tests/gpu/kernels/few_rows_packed.cu -o packed
 //   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin -DTYPE0=5 -DTYPE1=7 -DNT=1 -DMODE=0 -DDEPTH=2 -DWARPS=16 \
-//        -DBLOCKS=1 -DNEAR=1 -DONE=0 -DINTEGER=0 -DTAIL=0 kernels/src/cu/few_rows_packed.cu -o 5-7-1-0-2-16-1-1-0-0.cubin
+//        -DBLOCKS=1 -DNEAR=1 -DONE=0 -DINTEGER=0 -DEIGHTS=0 -DTAIL=0 kernels/src/cu/few_rows_packed.cu -o 5-7-1-0-2-16-1-1-0-0-0.cubin
 //   ./packed *.cubin
 //
 // A file's name tells its flags in this order. Formats count as in packed.cuh. A line of times is one product as a decode
@@ -141,7 +141,7 @@ struct Parts {
 };
 
 struct Variant {
-    int type[2], nt, mode, depth, warps, blocks, near, one, integer;
+    int type[2], nt, mode, depth, warps, blocks, near, one, integer, eights;
     int rows_max() const { return one ? 1 : near ? 2 : 8 * nt; }
 };
 
@@ -214,7 +214,8 @@ struct Launch {
         config.numAttrs = share > 1 ? 2 : 1;
         Parts copy = parts;
         float eps = 1e-6f;
-        void *args[] = {&out, &x, &copy, &m, &n, &k, &norm, &eps};
+        int eights = 0;  // of x near, or of what gate and up leave
+        void *args[] = {&out, &x, &copy, &m, &n, &k, &norm, &eps, &eights};
         CHECK(cudaLaunchKernelExC(&config, (const void *)kernel, args));
     }
 };
@@ -250,7 +251,11 @@ bool check(const Launch &l, int k) {
         std::vector<uint8_t> out((size_t)m * n * width, 0xff);
         if (add) memcpy(out.data(), before.data(), out.size());
         auto *d_out = on_device(out);
-        auto *d_x = on_device(x);
+        std::vector<uint16_t> laid((size_t)(m + 7) / 8 * 8 * k);
+        for (int token = 0; token < m; token++)
+            for (int c = 0; c < k; c++)
+                laid[l.v.eights ? (size_t)(token / 8 * 8) * k + c / 32 * 256 + token % 8 * 32 + c % 32 : (size_t)token * k + c] = x[(size_t)token * k + c];
+        auto *d_x = on_device(laid);
         std::vector<uint16_t> weight(k);
         std::mt19937 other(8);
         for (auto &v : weight) v = bf16(normal(other));
@@ -325,8 +330,8 @@ void time(const Launch &l, int n, int k) {
     CHECK(cudaMemcpy(x, values.data(), values.size() * 2, cudaMemcpyHostToDevice));
     CHECK(cudaMemset(out, 0, (size_t)16 * n * 4));
     int outputs = l.v.mode == 2 ? n / 2 : n;
-    printf("%-7s nt %d mode %d depth %d warps %2d x %d near %d integer %d %6d x %5d:", NAMES[type], l.v.nt, l.v.mode, l.v.depth, l.v.warps,
-           l.v.blocks, l.v.near, l.v.integer, n, k);
+    printf("%-7s nt %d mode %d depth %d warps %2d x %d near %d integer %d eights %d %6d x %5d:", NAMES[type], l.v.nt, l.v.mode, l.v.depth, l.v.warps,
+           l.v.blocks, l.v.near, l.v.integer, l.v.eights, n, k);
     for (int m : {l.v.near ? 1 : 8 * (l.v.nt - 1) + 1, l.v.rows_max()}) {
         if (!l.fits(m, k)) continue;
         cudaGraph_t graph;
@@ -372,8 +377,8 @@ int main(int count, char **files) {
         const char *name = strrchr(files[i], '/') ? strrchr(files[i], '/') + 1 : files[i];
         Launch l{};
         Variant &v = l.v;
-        if (sscanf(name, "%d-%d-%d-%d-%d-%d-%d-%d-%d-%d", &v.type[0], &v.type[1], &v.nt, &v.mode, &v.depth, &v.warps, &v.blocks, &v.near, &v.one,
-                   &v.integer) != 10) {
+        if (sscanf(name, "%d-%d-%d-%d-%d-%d-%d-%d-%d-%d-%d", &v.type[0], &v.type[1], &v.nt, &v.mode, &v.depth, &v.warps, &v.blocks, &v.near, &v.one,
+                   &v.integer, &v.eights) != 11) {
             printf("FAIL %s: not named by its flags\n", name);
             return 2;
         }

@@ -33,7 +33,7 @@ struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { itl_target_ms: 30 }
+        Self { itl_target_ms: 33 }
     }
 }
 

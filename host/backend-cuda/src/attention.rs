@@ -82,8 +82,8 @@ impl Splits {
     }
 
     /// `firsts` parts of each tile take as long as a multiprocessor works, one each; the other multiprocessors share what is
-    /// left: most of it as it is, some in `pieces` that fill up what is left of their time. 0: all share whole tiles. `None`:
-    /// nobody is left, or a part would be too small.
+    /// left of the tiles: most of them as they are, some in `pieces` that fill up the rest of their time. With no `firsts` all
+    /// share whole tiles. `None`: nobody is left, or parts would be too small or too many.
     fn unequal(firsts: usize, pieces: usize, (tiles, keys): (usize, usize), multiprocessors: usize) -> Option<Self> {
         let others = multiprocessors.checked_sub(firsts * tiles).filter(|&others| others > 0)?;
         // Pieces of a multiprocessor, and the parts they make.

@@ -10,10 +10,10 @@ use crate::blas::{Call, Operands, Product, library_rows};
 use crate::compile::{Compiler, Kernel};
 use crate::delta::gates_width;
 use crate::device::{Buffer, Device, fault};
-use crate::forward::Forward;
+use crate::forward::{DeviceOp, Forward};
 use crate::launch::{Args, Shape};
 use crate::packed::{Format, TILE_ROWS, UNIT_COLS};
-use crate::products::{Epilogue, FEW_ROWS_MAX, TILES, tile_of};
+use crate::products::{Epilogue, FEW_ROWS_MAX, Matrix, TILES, tile_of};
 
 /// Parts of one launch; the kernel's PARTS_MAX.
 const PARTS_MAX: usize = 4;
@@ -282,6 +282,14 @@ pub struct Rows {
     pub pointer: u64,
     /// As `in_eights` of the prelude lays them out: eight rows, 32 columns of each side by side.
     pub eights: bool,
+}
+
+/// Whether few rows between the feed-forward products are in eights: all of their weights have block formats.
+pub fn act_in_eights(ops: &[DeviceOp]) -> bool {
+    ops.iter().all(|op| match op {
+        DeviceOp::NormGateUp { weight, .. } | DeviceOp::DownResidual { weight } => matches!(weight, Matrix::Packed(_)),
+        _ => true,
+    })
 }
 
 impl From<u64> for Rows {

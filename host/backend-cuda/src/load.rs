@@ -10,7 +10,7 @@ use cudarc::driver::result;
 
 use crate::attention::TensorMaps;
 use crate::blas::Blas;
-use crate::block_products::{Packed, Part, Uses, formats_of, panel, share_tiles};
+use crate::block_products::{Packed, Part, Uses, act_in_eights, formats_of, panel, share_tiles};
 use crate::compile::{Compiler, Target};
 use crate::delta::{Delta, DeltaLayer, StateType};
 use crate::device::{Buffer, Device, DeviceOptions, fault};
@@ -145,12 +145,7 @@ pub fn load(
         vocab_used: spec.vocab_used,
         eps: spec.norm_eps,
         f16,
-        act_in_eights: ops.iter().all(|op| match op {
-            DeviceOp::NormGateUp { weight, .. } | DeviceOp::DownResidual { weight } => {
-                matches!(weight, Matrix::Packed(_))
-            }
-            _ => true,
-        }),
+        act_in_eights: act_in_eights(&ops),
         rotation: rotation_table(&device, spec, context_len)?,
         ops,
         kv,

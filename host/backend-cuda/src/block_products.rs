@@ -280,8 +280,14 @@ struct FewRows {
 #[derive(Clone, Copy)]
 pub struct Rows {
     pub pointer: u64,
-    /// As `in_eights` of the prelude lays them out: eight rows, 32 columns of each side by side.
+    /// As `row_place` of the prelude finds them: eight rows, 32 columns of each side by side.
     pub eights: bool,
+}
+
+impl From<u64> for Rows {
+    fn from(pointer: u64) -> Self {
+        Self { pointer, eights: false }
+    }
 }
 
 /// Whether few rows between the feed-forward products are in eights: all of their weights have block formats.
@@ -290,12 +296,6 @@ pub fn act_in_eights(ops: &[DeviceOp]) -> bool {
         DeviceOp::NormGateUp { weight, .. } | DeviceOp::DownResidual { weight } => matches!(weight, Matrix::Packed(_)),
         _ => true,
     })
-}
-
-impl From<u64> for Rows {
-    fn from(pointer: u64) -> Self {
-        Self { pointer, eights: false }
-    }
 }
 
 /// For a row that is brought to shared memory, and for more: what adds to the residual stream takes them as they are, the

@@ -1,8 +1,11 @@
 // y = W x for few rows of x and weights in GGUF's block formats: each weight is read once for all rows.
 //
-// Shapes: x [m, k] in the model's 16-bit type, in eights (prelude.cuh) with EIGHTS = 1, W in units (packed.cuh), out [m, n]; k is a multiple of 32. W is up to four
+// Shapes: x [m, k] in the model's 16-bit type, W in units (packed.cuh), out [m, n]; k is a multiple of 32. W is up to four
 // parts, one below the other, of up to two formats. As in few_rows.cu weights are the A operand of the matrix instruction
 // and every token is a column of its own, so its result is bitwise the same for every m, but for INTEGER, which has its own.
+//
+// Rows may lie in eights (`row_place`): those of x with EIGHTS = 1, where NEAR is 1 with `eights`; with `eights` also what
+// MODE 2 leaves.
 //
 // The operands are codes, which 16-bit floats hold exactly; the sums of a scale's k are then scaled in f32. Formats with a
 // minimum also need the sums of x: a matrix instruction with ones for weights.
@@ -184,8 +187,7 @@ __device__ __forceinline__ void multiply(float (&acc)[NT][4], const u8 *unit, fl
 
 // Where a part's output of a token lies; negative: the tile's last rows are none.
 __device__ __forceinline__ long long place_of(const Part &part, int row, int token, int n, int eights) {
-    if (row >= part.rows) return -1;
-    return MODE == 2 && eights ? in_eights(token, part.column + row, n) : (long long)token * n + part.column + row;
+    return row < part.rows ? row_place(token, part.column + row, n, MODE == 2 && eights) : -1;
 }
 // With MODE 1 what lies there.
 __device__ __forceinline__ u16 read_before(const void *out, long long at) { return MODE == 1 && at >= 0 ? ((const u16 *)out)[at] : 0; }
@@ -314,8 +316,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
 #pragma unroll
         for (int j = 0; j < PIECES; j++) {
             int i = first + j * WARPS, place = (i % units * WARP + lane) * 8;
-            long long at = eights ? in_eights(i / units, place, k) : (long long)(i / units) * k + place;
-            if (i < units * m) v[j] = place < k ? load16(x + at) : U4{};
+            if (i < units * m) v[j] = place < k ? load16(x + row_place(i / units, place, k, eights)) : U4{};
         }
 #pragma unroll
         for (int j = 0; j < PIECES; j++) {
@@ -335,10 +336,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, BLOCKS)
 #endif
 #else
 #pragma unroll
-    for (int j = 0; j < NT; j++) {
-        int row = min(j * 8 + g, m - 1);
-        columns[j] = x + (EIGHTS ? in_eights(row, 8 * t, k) : (long long)row * k + 8 * t);
-    }
+    for (int j = 0; j < NT; j++) columns[j] = x + row_place(min(j * 8 + g, m - 1), 8 * t, k, EIGHTS);
     if (HAS_TABLE) __syncthreads();
 #endif
 

@@ -339,9 +339,10 @@ __device__ __forceinline__ float warp_max(float x) {
     for (int o = 16; o > 0; o >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL, x, o));
     return x;
 }
-// Where `column` of a row lies among rows in eights, [rows / 8][width / 32][8][32]: a lane's B operand of a product's matrix
-// instruction then stands beside its neighbours', whatever their rows. `width` is a multiple of 32.
-__device__ __forceinline__ long long in_eights(int row, int column, int width) {
+// Where `column` of a row lies among rows one after the other, or in eights, [rows / 8][width / 32][8][32]: a lane's B operand
+// of a product's matrix instruction then stands beside its neighbours', whatever their rows. `width` is a multiple of 32 there.
+__device__ __forceinline__ long long row_place(int row, int column, int width, bool eights) {
+    if (!eights) return (long long)row * width + column;
     return (long long)(row / 8) * 8 * width + column / 32 * 256 + row % 8 * 32 + column % 32;
 }
 // sum += v . v: the order in which a norm adds its squares, wherever it is computed.

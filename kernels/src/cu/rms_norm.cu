@@ -39,9 +39,6 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *
 #pragma unroll
     for (int i = 0; i < 8; i++) total += partial[i];
     float scale = rsqrtf(total / hidden + eps);
-    auto place = [&](int column) {
-        return eights ? in_eights(blockIdx.x, column, hidden) : (long long)blockIdx.x * hidden + column;
-    };
     auto store = [&](int i, U4 v, U4 g) {
         U4 y;
         const u32 *p = (const u32 *)&v, *q = (const u32 *)&g;
@@ -49,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(u16 *out, const u16 *
 #pragma unroll
         for (int j = 0; j < 4; j++)
             o[j] = OUT_PACK(half_lo(p[j]) * scale * half_lo(q[j]), half_hi(p[j]) * scale * half_hi(q[j]));
-        *(U4 *)(out + place(8 * i)) = y;
+        *(U4 *)(out + row_place(blockIdx.x, 8 * i, hidden, eights)) = y;
     };
 #pragma unroll
     for (int j = 0; j < KEPT; j++)

@@ -17,5 +17,5 @@ extern "C" __global__ void __launch_bounds__(256) silu_mul(u16 *act, const u16 *
         float lo = half_lo(p[j]), hi = half_hi(p[j]);
         o[j] = half_pack(lo / (1.f + __expf(-lo)) * half_lo(q[j]), hi / (1.f + __expf(-hi)) * half_hi(q[j]));
     }
-    *(U4 *)(act + (eights ? in_eights(blockIdx.y, 8 * i, ffn) : (long long)blockIdx.y * ffn + 8 * i)) = y;
+    *(U4 *)(act + row_place(blockIdx.y, 8 * i, ffn, eights)) = y;
 }

@@ -387,7 +387,7 @@ def packed_matrix(seed, kind, rows, k):
 
 
 def in_eights(rows, filler=0):
-    """Rows as `in_eights` of the prelude lays them out, in whole eights."""
+    """Rows as `row_place` of the prelude finds them, in whole eights."""
     m, width = rows.shape
     padded = np.full((-(-m // 8) * 8, width), filler, rows.dtype)
     padded[:m] = rows
